@@ -1,0 +1,79 @@
+"""Every exception and warning that offload raises; imports nothing of offload, so everybody may import it."""
+
+import errno as codes
+import os
+from typing import Any
+
+
+class OffloadError(Exception):
+    """Base of everything that offload raises on purpose."""
+
+
+class OffloadConfigError(OffloadError, ValueError):
+    """A configuration that cannot mean what it says; the message names the key and the way out."""
+
+
+class OffloadIOError(OffloadError, OSError):
+    """A transfer the device or the kernel refused: errno, path, offset, bytes wanted and moved, what to do."""
+
+    offset: int
+    """Where in the file the refused transfer began."""
+    nbytes_wanted: int
+    nbytes_moved: int
+
+    def __init__(
+        self,
+        errno: int,
+        message: str,
+        filename: str | None = None,
+        *,
+        offset: int = 0,
+        nbytes_wanted: int = 0,
+        nbytes_moved: int = 0,
+    ) -> None:
+        super().__init__(errno, message, filename)
+        self.offset = offset
+        self.nbytes_wanted = nbytes_wanted
+        self.nbytes_moved = nbytes_moved
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = {key: vars(self)[key] for key in ("offset", "nbytes_wanted", "nbytes_moved")}
+        return (_rebuild_io_error, (type(self), self.errno, self.strerror, self.filename, state))
+
+
+class OffloadWarning(UserWarning):
+    """Something works, but not in the way that was asked for; said once."""
+
+
+_WAYS_OUT = {
+    codes.ENOSPC: "free space on that file system or choose another path",
+    codes.EDQUOT: "the disk quota is used up: free space or choose another path",
+    codes.EFBIG: "raise the file-size limit (ulimit -f) or choose a file system that takes larger files",
+    codes.ENODATA: "the file ends before the last wanted byte: it was truncated or never written whole",
+    codes.EIO: "the device reports a failure: see dmesg and the drive's health log",
+    codes.ENOENT: "check that the path exists",
+    codes.EACCES: "check the permissions of the path",
+    codes.EROFS: "the file system is mounted read-only: choose another path",
+    codes.EISDIR: "give a file, not a directory",
+    codes.EMFILE: "raise the limit on open files (ulimit -n)",
+}
+
+
+def _rebuild_io_error(
+    kind: type[OffloadIOError], errno: int, message: str, filename: str | None, state: dict[str, int]
+) -> OffloadIOError:
+    """Processes that compute hand their errors to the one that reports them by pickle."""
+    return kind(errno, message, filename, **state)
+
+
+def io_error(
+    errno: int, call: str, filename: str, *, offset: int = 0, nbytes_wanted: int = 0, nbytes_moved: int = 0
+) -> OffloadIOError:
+    """The error for one refused system call, its message complete with numbers and the way out."""
+    reason = os.strerror(errno)
+    numbers = f"{nbytes_moved} of {nbytes_wanted} B moved at offset {offset}" if nbytes_wanted else ""
+    way_out = _WAYS_OUT.get(errno, "")
+    message = "; ".join(part for part in (f"{call}: {reason}", numbers, way_out) if part)
+    return OffloadIOError(
+        errno, message, filename, offset=offset, nbytes_wanted=nbytes_wanted, nbytes_moved=nbytes_moved
+    )
