@@ -1,0 +1,8 @@
+"""The sections of a DeepSpeed config that say how to swap, typed and checked."""
+
+from offload.config.aio import AioConfig
+from offload.config.offload_optimizer import OffloadOptimizerConfig
+from offload.config.offload_param import OffloadParamConfig
+from offload.config.section import OffloadConfig
+
+__all__ = ["AioConfig", "OffloadConfig", "OffloadOptimizerConfig", "OffloadParamConfig"]
