@@ -4,5 +4,15 @@ from offload.config.aio import AioConfig
 from offload.config.offload_optimizer import OffloadOptimizerConfig
 from offload.config.offload_param import OffloadParamConfig
 from offload.config.section import OffloadConfig
+from offload.config.space import SpaceNeed, check_free_space, needed_nbytes, optimizer_nbytes
 
-__all__ = ["AioConfig", "OffloadConfig", "OffloadOptimizerConfig", "OffloadParamConfig"]
+__all__ = [
+    "AioConfig",
+    "OffloadConfig",
+    "OffloadOptimizerConfig",
+    "OffloadParamConfig",
+    "SpaceNeed",
+    "check_free_space",
+    "needed_nbytes",
+    "optimizer_nbytes",
+]
