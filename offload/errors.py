@@ -1,4 +1,4 @@
-"""Every exception and warning that offload raises; imports nothing of offload, so everybody may import it."""
+"""Every exception and warning that offload raises; imports nothing of offload, so all may import it."""
 
 import errno as codes
 import os
@@ -35,6 +35,11 @@ class OffloadIOError(OffloadError, OSError):
         self.offset = offset
         self.nbytes_wanted = nbytes_wanted
         self.nbytes_moved = nbytes_moved
+
+    def during(self, what: str) -> "OffloadIOError":
+        """The same error, its message naming what was under way: layers above add what only they know."""
+        numbers = {key: vars(self)[key] for key in ("offset", "nbytes_wanted", "nbytes_moved")}
+        return type(self)(self.errno or 0, f"{what}: {self.strerror}", self.filename, **numbers)
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = {key: vars(self)[key] for key in ("offset", "nbytes_wanted", "nbytes_moved")}

@@ -1,0 +1,120 @@
+"""Gradients of swapped sub-groups: out as they arrive, in the dtype they arrive in; back for the step."""
+
+from collections.abc import Sequence
+
+import torch
+
+from offload.io import AsyncIOHandle, Ticket
+from offload.swap.buffers import SwapBuffer, SwapBufferManager
+from offload.swap.stats import METER
+from offload.swap.sub_group import Gradient, SubGroup
+from offload.swap.tensor_swapper import AsyncTensorSwapper
+from offload.swap.transfers import naming, wait_all
+
+KIND = "gradients"
+STAGING_NBYTES = 4 << 20
+STAGING_COUNT = 4
+
+
+class GradientStore:
+    """Keeps gradients on storage between backward and the optimizer step.
+
+    A gradient smaller than `min_nbytes` stays where it is: DeepSpeed holds it in host memory until the next
+    backward.
+    """
+
+    def __init__(self, aio_handle: AsyncIOHandle, manager: SwapBufferManager, min_nbytes: int) -> None:
+        self._handle = aio_handle
+        self._manager = manager
+        self._min_nbytes = min_nbytes
+        self._swapper = AsyncTensorSwapper(aio_handle, 1, kind=KIND)
+        self._staging: list[SwapBuffer] = []
+
+    def swap_out(self, group: SubGroup, offsets: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
+        """Start writing `tensors`, the gradients at `offsets` (elements) of the sub-group."""
+        for offset, tensor in zip(offsets, tensors, strict=True):
+            if tensor.nbytes < self._min_nbytes:
+                resident = tensor.detach().reshape(-1).cpu()
+                group.gradients[offset] = Gradient(offset, tensor.numel(), tensor.dtype, tensor=resident)
+                continue
+            self._write(group, offset, tensor)
+
+    def write_back(self, group: SubGroup, gradient: torch.Tensor) -> None:
+        """Write a changed full gradient, in its own dtype: what was set must come back exactly."""
+        self._write(group, 0, gradient)
+        for offset in [offset for offset in group.gradients if offset != 0]:
+            del group.gradients[offset]
+        self.flush()
+
+    def swap_in(self, group: SubGroup, destination: torch.Tensor) -> None:
+        """Fill `destination` with the sub-group's gradient; where no gradient arrived it is zero."""
+        self.flush()
+        present = sorted(group.gradients.values(), key=lambda gradient: gradient.offset)
+        if sum(gradient.numel for gradient in present) < destination.numel():
+            destination.zero_()
+        for gradient in present:
+            part = destination.narrow(0, gradient.offset, gradient.numel)
+            if gradient.tensor is not None:
+                part.copy_(gradient.tensor)
+            else:
+                self._read(group, gradient, part)
+
+    def flush(self) -> None:
+        """Wait until everything is written and give the staging memory back."""
+        if not self._swapper.has_buffers():
+            return
+        try:
+            self._swapper.release_buffers()
+        finally:
+            self._return_staging()
+
+    def close(self) -> None:
+        self._return_staging()
+
+    def _write(self, group: SubGroup, offset: int, tensor: torch.Tensor) -> None:
+        extent = group.gradient_extent(offset, tensor.numel(), tensor.dtype)
+        if not self._swapper.has_buffers():
+            self._swapper.add_buffers([buffer.buffer for buffer in self._lend_staging(STAGING_COUNT)])
+        self._swapper.swap_out(tensor, extent, tensor.dtype)
+        group.gradients[offset] = Gradient(offset, tensor.numel(), tensor.dtype, extent=extent)
+
+    def _read(self, group: SubGroup, gradient: Gradient, destination: torch.Tensor) -> None:
+        """Read through two staging buffers: one fills while the other is converted."""
+        if gradient.extent is None:
+            raise ValueError(f"{group.describe(f'gradient at {gradient.offset}')} is not on storage")
+        what = f"reading {gradient.extent.key}"
+        buffers = self._lend_staging(2)
+        numel = STAGING_NBYTES // gradient.dtype.itemsize
+        starts = range(0, gradient.numel, numel)
+        pending: list[tuple[int, torch.Tensor, Ticket]] = []
+        try:
+            for turn, start in enumerate(starts):
+                piece = buffers[turn % 2].view(min(numel, gradient.numel - start), gradient.dtype)
+                position = gradient.extent.offset + start * gradient.dtype.itemsize
+                with naming(what):
+                    pending.append((start, piece, self._handle.read(piece, gradient.extent.path, position)))
+                METER.read(KIND, piece.nbytes)
+                if len(pending) == 2:
+                    _convert(what, *pending.pop(0), destination)
+            while pending:
+                _convert(what, *pending.pop(0), destination)
+        finally:
+            for _, _, ticket in pending:
+                wait_all([(what, ticket)], KIND)
+            self._return_staging()
+
+    def _lend_staging(self, count: int) -> list[SwapBuffer]:
+        for _ in range(count):
+            buffer = self._manager.lend(STAGING_NBYTES, grow=True)
+            if buffer is not None:
+                self._staging.append(buffer)
+        return self._staging
+
+    def _return_staging(self) -> None:
+        while self._staging:
+            self._staging.pop().release()
+
+
+def _convert(what: str, start: int, piece: torch.Tensor, ticket: Ticket, destination: torch.Tensor) -> None:
+    wait_all([(what, ticket)], KIND)
+    destination.narrow(0, start, piece.numel()).copy_(piece)

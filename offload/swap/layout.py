@@ -1,0 +1,61 @@
+"""Where swapped bytes lie on storage."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from offload.errors import OffloadIOError
+from offload.swap.arena import align_up
+
+
+@dataclass(frozen=True)
+class Extent:
+    """`nbytes` bytes of the file `path`, from `offset` on; `key` names what they are in messages."""
+
+    path: str
+    offset: int
+    nbytes: int
+    key: str
+
+
+class SwapFile:
+    """A swap file that grows by whole, preallocated extents.
+
+    Space is reserved when an extent is made, so a full drive is an `OffloadIOError` at that moment and not in
+    the middle of a step.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.nbytes = 0
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+
+    def allocate(self, nbytes: int, key: str) -> Extent:
+        """A new extent of `nbytes` bytes at the end of the file.
+
+        Raises:
+            OffloadIOError: the file system has no room for it.
+        """
+        extent = Extent(str(self.path), self.nbytes, nbytes, key)
+        reserved = align_up(max(nbytes, 1))
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.posix_fallocate(descriptor, extent.offset, reserved)
+        except OSError as error:
+            raise reservation_error(error, extent, reserved) from error
+        finally:
+            os.close(descriptor)
+        self.nbytes += reserved
+        return extent
+
+
+def reservation_error(error: OSError, extent: Extent, nbytes: int) -> OffloadIOError:
+    """The error for `nbytes` bytes that could not be reserved for `extent`, with what is free."""
+    status = os.statvfs(os.path.dirname(extent.path))
+    free = status.f_bavail * status.f_frsize
+    return OffloadIOError(
+        error.errno or 0,
+        f"cannot reserve {nbytes} B for {extent.key}: {error.strerror}, {free} B are free; "
+        "free space there or point nvme_path to a larger file system",
+        extent.path,
+    )

@@ -1,0 +1,357 @@
+"""Moves sub-groups of optimizer state between storage and memory: what all optimizer swappers share."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from offload.errors import OffloadIOError
+from offload.io import AsyncIOHandle
+from offload.swap.area import SwapArea
+from offload.swap.buffers import SwapBuffer, SwapBufferManager
+from offload.swap.gradients import GradientStore
+from offload.swap.layout import Extent
+from offload.swap.stats import METER
+from offload.swap.sub_group import GRADIENT, MASTER, SubGroup, state_tensors
+from offload.swap.tensor_swapper import AsyncTensorSwapper
+from offload.swap.transfers import MIN_SWAPPABLE_NBYTES, as_aio_config, naming, placeholder, rank, wait_all
+
+KIND = "optimizer"
+KEY = "zero_optimization.offload_optimizer.buffer_count"
+STAGING_NBYTES = 8 << 20
+"""Size of one staging buffer; two of them keep the drive busy while the next piece is converted."""
+
+
+class OptimizerSwapper:
+    """Base of the optimizer swappers; the subclasses decide when transfers are waited for.
+
+    Args:
+        swap_config: has `nvme_path`, `buffer_count`, `pin_memory`, as DeepSpeed's `offload_optimizer` section.
+        aio_config: our `AioConfig`, or the mapping that DeepSpeed keeps.
+        base_folder: where the swap area goes.
+        optimizer: the torch optimizer whose `state` is swapped.
+        largest_numel: elements of the largest sub-group.
+        device: where the step runs; state is swapped through host memory.
+        dtype: dtype of master weights.
+        timers: kept for DeepSpeed's call; the time spent waiting is in `offload.stats()`.
+        aio_handle: built by the subclass before this constructor runs.
+    """
+
+    @staticmethod
+    def parameter_id(param: Any) -> Any:
+        return param.ds_id
+
+    def __init__(
+        self,
+        swap_config: Any,
+        aio_config: Any,
+        base_folder: str,
+        optimizer: Any,
+        largest_numel: int,
+        device: Any,
+        dtype: torch.dtype,
+        timers: Any,
+        aio_handle: AsyncIOHandle,
+    ) -> None:
+        self.swap_config = swap_config
+        self.aio_config = as_aio_config(aio_config)
+        self.aio_handle = aio_handle
+        self.read_aio_handle = getattr(self, "read_aio_handle", aio_handle)
+        self.optimizer = optimizer
+        self.dtype = dtype
+        self.timers = timers
+        self.swap_element_size = dtype.itemsize
+        self.largest_numel = largest_numel
+        self.min_aio_bytes = max(MIN_SWAPPABLE_NBYTES, self.aio_config.block_size)
+        self.swap_buffer_manager = SwapBufferManager(
+            largest_numel, swap_config.buffer_count, dtype, aio_handle, lock=swap_config.pin_memory, key=KEY
+        )
+        self._area = SwapArea(base_folder, KIND, rank())
+        self.swap_folder = str(self._area.path)
+        self.swap_params_info: dict[Any, SubGroup] = {}
+        self.gradients = GradientStore(aio_handle, self.swap_buffer_manager, self.min_aio_bytes)
+
+    def is_swappable_tensor(self, tensor: torch.Tensor | None = None, numel: int | None = None) -> bool:
+        """Whether a tensor, or `numel` master weights, is large enough to live on storage."""
+        if tensor is not None:
+            return bool(getattr(tensor, "swappable", True)) and self.is_swappable_tensor(numel=tensor.numel())
+        if numel is None:
+            raise ValueError("give either a tensor or a number of elements")
+        return numel * self.swap_element_size >= self.min_aio_bytes
+
+    def init_timers(self) -> None:
+        """DeepSpeed brackets a step with this; our figures are always on."""
+
+    def log_timers(self) -> None:
+        """DeepSpeed brackets a step with this; our figures are in `offload.stats()`."""
+
+    def pre_backward(self) -> None:
+        """DeepSpeed brackets backward with this; nothing has to be prepared."""
+
+    def post_backward(self) -> None:
+        """DeepSpeed brackets backward with this; nothing has to be finished."""
+
+    def initialize_parameters(self, parameters: Sequence[Any], src_tensors: Sequence[torch.Tensor]) -> None:
+        """Write the first master weights, converted from `src_tensors`, and swap the parameters out."""
+        with self._staging_writer() as writer:
+            for parameter, source in zip(parameters, src_tensors, strict=True):
+                group = self._register(parameter, source.numel())
+                target = group.swapped_tensor(MASTER, self.dtype)
+                writer.swap_out(source, target.extent, target.dtype)
+
+    def initialize_from_swapped_fp16_params(
+        self,
+        fp16_partitions_info: Sequence[Sequence[tuple[Any, int, Extent | None]]],
+        fp16_num_elems: Sequence[int],
+        fp16_pinned_buffers: Sequence[torch.Tensor],
+        fp32_parameters: Sequence[Any],
+    ) -> None:
+        """Write the first master weights from 16-bit partitions that are themselves on storage.
+
+        Each entry of `fp16_partitions_info` lists (tensor, elements, extent) of a sub-group's partitions; the
+        extent is None for a partition in memory. The first of `fp16_pinned_buffers` stages what is read.
+        """
+        staging = fp16_pinned_buffers[0]
+        with self._staging_writer() as writer:
+            for partitions, numel, parameter in zip(
+                fp16_partitions_info, fp16_num_elems, fp32_parameters, strict=True
+            ):
+                group = self._register(parameter, numel)
+                target = group.swapped_tensor(MASTER, self.dtype).extent
+                done = 0
+                for tensor, partition_numel, extent in partitions:
+                    for piece in _pieces(tensor, partition_numel, extent, staging, self.aio_handle):
+                        nbytes = piece.numel() * self.swap_element_size
+                        place = Extent(target.path, done * self.swap_element_size, nbytes, target.key)
+                        writer.swap_out(piece, place, self.dtype)
+                        done += piece.numel()
+
+    def begin_gradient_window(self) -> None:
+        """Forget the gradients of the last step; a parameter that gets none in this one has gradient zero."""
+        for group in self.swap_params_info.values():
+            group.gradients.clear()
+
+    def swap_out_gradients(
+        self, parameter: Any, gradient_offsets: Sequence[int], gradient_tensors: Sequence[torch.Tensor]
+    ) -> None:
+        """Start writing gradients of one sub-group, each in the dtype it has; small ones stay in memory."""
+        group = self._group(parameter)
+        if group is not None:
+            self.gradients.swap_out(group, gradient_offsets, gradient_tensors)
+
+    def flush_gradients(self) -> None:
+        """Wait until all gradients are on storage."""
+        self.gradients.flush()
+
+    def swap_in_optimizer_state(self, parameter: Any, async_parameter: Any = None) -> None:
+        raise NotImplementedError
+
+    def swap_out_optimizer_state(self, parameter: Any, async_swap: bool = False) -> None:
+        raise NotImplementedError
+
+    def release_swap_buffers(self, parameter: Any) -> None:
+        """Swap a sub-group out without writing it: it was only looked at."""
+        group = self._group(parameter)
+        if group is not None:
+            self._detach(group)
+            group.release_buffers()
+
+    def writeback_optimizer_state_and_gradients(
+        self, parameter: Any, write_opt_state: bool, write_gradients: bool
+    ) -> None:
+        """Swap a changed sub-group out; `write_*` say what changed."""
+        group = self._group(parameter)
+        if group is None:
+            return
+        try:
+            if write_gradients and parameter.grad is not None:
+                self.gradients.write_back(group, parameter.grad)
+            if write_opt_state:
+                self._start_store(group)
+                self._finish_store(group)
+        finally:
+            self.release_swap_buffers(parameter)
+
+    def purge_state(self) -> None:
+        """Forget all state but the master weights: a checkpoint is about to replace it."""
+        for group in self.swap_params_info.values():
+            self._finish_store(group)
+            group.forget_state()
+
+    def swapped_state(self, parameter: Any) -> Mapping[str, tuple[Extent, torch.dtype]]:
+        """Extent and dtype of each tensor of a swapped-out sub-group, complete on storage; keys `fp32`, `exp_avg` …"""
+        group = self.swap_params_info[self.parameter_id(parameter)]
+        self._finish_store(group)
+        return {name: (swapped.extent, swapped.dtype) for name, swapped in group.swapped.items()}
+
+    def replace_state(self, parameter: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Write `tensors` (keys as in `swapped_state`) in place of a swapped-out sub-group's state.
+
+        Raises:
+            ValueError: a tensor does not have the sub-group's number of elements.
+        """
+        group = self.swap_params_info[self.parameter_id(parameter)]
+        self._finish_store(group)
+        group.forget_state()
+        with self._staging_writer() as writer:
+            for name, tensor in tensors.items():
+                if tensor.numel() != group.numel:
+                    raise ValueError(f"{group.describe(name)} cannot take {tensor.numel()} elements")
+                target = group.swapped_tensor(name, self.dtype if name == MASTER else tensor.dtype)
+                writer.swap_out(tensor, target.extent, target.dtype)
+        self._detach(group)
+
+    def close(self) -> None:
+        """Finish what is under way and give up memory, descriptors and files; a second call does nothing."""
+        try:
+            self.gradients.flush()
+            for group in self.swap_params_info.values():
+                self._finish_store(group)
+                wait_all(group.reading, KIND)
+        finally:
+            for group in self.swap_params_info.values():
+                self._detach(group)
+                group.release_buffers()
+            self.gradients.close()
+            self.swap_buffer_manager.close()
+            self._close_handles()
+            self._area.close()
+
+    def _close_handles(self) -> None:
+        self.aio_handle.close()
+
+    def _register(self, parameter: Any, numel: int) -> SubGroup:
+        key = self.parameter_id(parameter)
+        if key in self.swap_params_info:
+            raise ValueError(f"sub-group {key} is registered already")
+        group = SubGroup(len(self.swap_params_info), parameter, numel, Path(self.swap_folder))
+        self.swap_params_info[key] = group
+        return group
+
+    def _group(self, parameter: Any) -> SubGroup | None:
+        return self.swap_params_info.get(self.parameter_id(parameter))
+
+    @contextmanager
+    def _staging_writer(self) -> Iterator[AsyncTensorSwapper]:
+        """A writer with two staging buffers; when it is left, everything is on storage."""
+        lent = self._lend_staging()
+        writer = AsyncTensorSwapper(self.aio_handle, 1, kind=KIND)
+        writer.add_buffers([buffer.buffer for buffer in lent])
+        try:
+            yield writer
+        finally:
+            try:
+                writer.release_buffers()
+            finally:
+                for buffer in lent:
+                    buffer.release()
+
+    def _lend_staging(self) -> list[SwapBuffer]:
+        nbytes = min(STAGING_NBYTES, max(self.min_aio_bytes, self.swap_buffer_manager.budget_nbytes // 2))
+        lent = [self.swap_buffer_manager.lend(nbytes, grow=True) for _ in range(2)]
+        return [buffer for buffer in lent if buffer is not None]
+
+    def _start_fetch(self, group: SubGroup, *, grow: bool) -> bool:
+        """Lend memory and start reading; False, with nothing lent, when it does not fit and may not grow."""
+        self._finish_store(group)
+        for name, swapped in group.swapped.items():
+            buffer = self.swap_buffer_manager.lend(swapped.extent.nbytes, grow=grow)
+            if buffer is None:
+                group.release_buffers()
+                return False
+            group.buffers[name] = buffer
+        for name, swapped in group.swapped.items():
+            view = group.buffers[name].view(group.numel, swapped.dtype)
+            what = f"reading {group.describe(name)}"
+            with naming(what):
+                ticket = self.read_aio_handle.read(view, swapped.extent.path, swapped.extent.offset)
+            METER.read(KIND, swapped.extent.nbytes)
+            group.reading.append((what, ticket))
+        return True
+
+    def _finish_fetch(self, group: SubGroup) -> None:
+        """Wait for the reads and let the optimizer see the sub-group, its gradient included."""
+        reading, group.reading = group.reading, []
+        try:
+            wait_all(reading, KIND)
+            gradient = self.swap_buffer_manager.lend(group.numel * self.swap_element_size, grow=True)
+            if gradient is None:
+                raise MemoryError(f"no memory for {group.describe('gradient')}")
+            group.buffers[GRADIENT] = gradient
+            group.parameter.grad = None
+            self._attach(group)
+            group.parameter.grad = gradient.view(group.numel, self.dtype)
+            self.gradients.swap_in(group, group.parameter.grad)
+        except (OffloadIOError, MemoryError):
+            self._detach(group)
+            group.release_buffers()
+            raise
+        group.resident = True
+
+    def _cancel_fetch(self, group: SubGroup) -> None:
+        """Give up a sub-group that was read ahead."""
+        reading, group.reading = group.reading, []
+        try:
+            wait_all(reading, KIND)
+        finally:
+            group.release_buffers()
+
+    def _attach(self, group: SubGroup) -> None:
+        state = self.optimizer.state.get(group.parameter, {})
+        for name, swapped in group.swapped.items():
+            tensor = group.parameter if name == MASTER else state[name]
+            tensor.data = group.buffers[name].view(group.numel, swapped.dtype)
+
+    def _detach(self, group: SubGroup) -> None:
+        """Leave the optimizer placeholders, so that no tensor points into memory that is lent on."""
+        group.parameter.grad = None
+        if MASTER in group.swapped:
+            group.parameter.data = placeholder(self.dtype)
+        for name, tensor in state_tensors(self.optimizer, group):
+            if name in group.swapped:
+                tensor.data = placeholder(tensor.dtype)
+
+    def _start_store(self, group: SubGroup) -> None:
+        """Start writing a resident sub-group, new optimizer state included; its tensors become placeholders."""
+        tensors = [(MASTER, group.parameter), *state_tensors(self.optimizer, group)]
+        for name, tensor in tensors:
+            swapped = group.swapped_tensor(name, tensor.dtype)
+            what = f"writing {group.describe(name)}"
+            source = tensor.data.reshape(-1)
+            with naming(what):
+                ticket = self.aio_handle.write(source, swapped.extent.path, swapped.extent.offset)
+            METER.written(KIND, swapped.extent.nbytes)
+            group.writing.append((what, ticket))
+        self._detach(group)
+        if (gradient := group.buffers.pop(GRADIENT, None)) is not None:
+            gradient.release()
+        group.written_from = list(group.buffers.values())
+        group.buffers = {}
+        group.resident = False
+
+    def _finish_store(self, group: SubGroup) -> None:
+        """Wait for the writes and take the memory back."""
+        writing, group.writing = group.writing, []
+        buffers, group.written_from = group.written_from, []
+        try:
+            wait_all(writing, KIND)
+        finally:
+            for buffer in buffers:
+                buffer.release()
+
+
+def _pieces(
+    tensor: torch.Tensor, numel: int, extent: Extent | None, staging: torch.Tensor, handle: AsyncIOHandle
+) -> Iterator[torch.Tensor]:
+    """A partition's values, from memory at once or from storage piece by piece through `staging`."""
+    if extent is None:
+        yield tensor
+        return
+    for start in range(0, numel, staging.numel()):
+        piece = staging.narrow(0, 0, min(staging.numel(), numel - start))
+        position = extent.offset + start * staging.element_size()
+        wait_all([(f"reading {extent.key}", handle.read(piece, extent.path, position))], "parameters")
+        METER.read("parameters", piece.nbytes)
+        yield piece
