@@ -1,0 +1,1 @@
+"""Where DeepSpeed is known: its seams, and ZeRO-3 with our swappers inside."""

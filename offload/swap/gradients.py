@@ -72,6 +72,8 @@ class GradientStore:
         self._return_staging()
 
     def _write(self, group: SubGroup, offset: int, tensor: torch.Tensor) -> None:
+        if offset in group.gradients:
+            self.flush()  # two writes to one place must not be in flight together
         extent = group.gradient_extent(offset, tensor.numel(), tensor.dtype)
         if not self._swapper.has_buffers():
             self._swapper.add_buffers([buffer.buffer for buffer in self._lend_staging(STAGING_COUNT)])

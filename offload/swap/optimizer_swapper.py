@@ -58,7 +58,6 @@ class OptimizerSwapper:
         self.swap_config = swap_config
         self.aio_config = as_aio_config(aio_config)
         self.aio_handle = aio_handle
-        self.read_aio_handle = getattr(self, "read_aio_handle", aio_handle)
         self.optimizer = optimizer
         self.dtype = dtype
         self.timers = timers
@@ -155,8 +154,8 @@ class OptimizerSwapper:
         """Swap a sub-group out without writing it: it was only looked at."""
         group = self._group(parameter)
         if group is not None:
+            self._cancel_fetch(group)
             self._detach(group)
-            group.release_buffers()
 
     def writeback_optimizer_state_and_gradients(
         self, parameter: Any, write_opt_state: bool, write_gradients: bool
@@ -177,8 +176,9 @@ class OptimizerSwapper:
     def purge_state(self) -> None:
         """Forget all state but the master weights: a checkpoint is about to replace it."""
         for group in self.swap_params_info.values():
+            self._cancel_fetch(group)
             self._finish_store(group)
-            group.forget_state()
+            group.forget_state(keep=())
 
     def swapped_state(self, parameter: Any) -> Mapping[str, tuple[Extent, torch.dtype]]:
         """Extent and dtype of each tensor of a swapped-out sub-group, complete on storage; keys `fp32`, `exp_avg` …"""
@@ -187,14 +187,17 @@ class OptimizerSwapper:
         return {name: (swapped.extent, swapped.dtype) for name, swapped in group.swapped.items()}
 
     def replace_state(self, parameter: Any, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Write `tensors` (keys as in `swapped_state`) in place of a swapped-out sub-group's state.
+        """Write `tensors` (keys as in `swapped_state`) over a swapped-out sub-group's.
+
+        State that the optimizer no longer has is forgotten, other state is kept.
 
         Raises:
             ValueError: a tensor does not have the sub-group's number of elements.
         """
         group = self.swap_params_info[self.parameter_id(parameter)]
+        self._cancel_fetch(group)
         self._finish_store(group)
-        group.forget_state()
+        group.forget_state(keep=self.optimizer.state.get(parameter, {}))
         with self._staging_writer() as writer:
             for name, tensor in tensors.items():
                 if tensor.numel() != group.numel:
@@ -209,18 +212,15 @@ class OptimizerSwapper:
             self.gradients.flush()
             for group in self.swap_params_info.values():
                 self._finish_store(group)
-                wait_all(group.reading, KIND)
+                self._cancel_fetch(group)
         finally:
             for group in self.swap_params_info.values():
                 self._detach(group)
                 group.release_buffers()
             self.gradients.close()
             self.swap_buffer_manager.close()
-            self._close_handles()
+            self.aio_handle.close()
             self._area.close()
-
-    def _close_handles(self) -> None:
-        self.aio_handle.close()
 
     def _register(self, parameter: Any, numel: int) -> SubGroup:
         key = self.parameter_id(parameter)
@@ -266,7 +266,7 @@ class OptimizerSwapper:
             view = group.buffers[name].view(group.numel, swapped.dtype)
             what = f"reading {group.describe(name)}"
             with naming(what):
-                ticket = self.read_aio_handle.read(view, swapped.extent.path, swapped.extent.offset)
+                ticket = self.aio_handle.read(view, swapped.extent.path, swapped.extent.offset)
             METER.read(KIND, swapped.extent.nbytes)
             group.reading.append((what, ticket))
         return True
@@ -291,7 +291,7 @@ class OptimizerSwapper:
         group.resident = True
 
     def _cancel_fetch(self, group: SubGroup) -> None:
-        """Give up a sub-group that was read ahead."""
+        """Wait for reads nobody will use, and give their memory back."""
         reading, group.reading = group.reading, []
         try:
             wait_all(reading, KIND)

@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 
-from offload.io import AsyncIOHandle
 from offload.swap.optimizer_swapper import OptimizerSwapper
 from offload.swap.sub_group import SubGroup
 from offload.swap.transfers import as_aio_config
@@ -27,7 +26,6 @@ class PipelinedOptimizerSwapper(OptimizerSwapper):
         backend: str = "auto",
     ) -> None:
         aio_handle = as_aio_config(aio_config).build_handle(backend=backend)
-        self.read_aio_handle: AsyncIOHandle = as_aio_config(aio_config).build_handle(backend=backend)
         super().__init__(
             swap_config, aio_config, base_folder, optimizer, largest_numel, device, dtype, timers, aio_handle
         )
@@ -55,10 +53,6 @@ class PipelinedOptimizerSwapper(OptimizerSwapper):
         if not (self._writes_behind and async_swap):
             self._finish_stores()
 
-    def purge_state(self) -> None:
-        self._drop_read_ahead()
-        super().purge_state()
-
     def _finish_stores(self) -> None:
         for group in self.swap_params_info.values():
             self._finish_store(group)
@@ -67,7 +61,3 @@ class PipelinedOptimizerSwapper(OptimizerSwapper):
         for group in self.swap_params_info.values():
             if group is not wanted and group.reading:
                 self._cancel_fetch(group)
-
-    def _close_handles(self) -> None:
-        super()._close_handles()
-        self.read_aio_handle.close()

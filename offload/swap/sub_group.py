@@ -1,6 +1,6 @@
 """What the optimizer swapper knows of one sub-group."""
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,9 +84,9 @@ class SubGroup:
         self.gradient_extents[(offset, dtype)] = extent
         return extent
 
-    def forget_state(self) -> None:
-        """Drop everything but the master weights."""
-        for name in [name for name in self.swapped if name != MASTER]:
+    def forget_state(self, keep: Container[str]) -> None:
+        """Drop the state tensors not named in `keep`, and the gradients; never the master weights."""
+        for name in [name for name in self.swapped if name != MASTER and name not in keep]:
             Path(self.swapped.pop(name).extent.path).unlink(missing_ok=True)
         self.gradients.clear()
 

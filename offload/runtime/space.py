@@ -1,0 +1,58 @@
+"""Room on the swap drives for a model, counted before the first byte is written."""
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from offload.config import SwapConfig
+from offload.config.space import SpaceNeed, check_free_space, needed_nbytes, optimizer_nbytes
+
+_STATES = {"Adam": 2, "AdamW": 2, "DeepSpeedCPUAdam": 2, "FusedAdam": 2, "Lamb": 2, "Lion": 1, "DeepSpeedCPULion": 1}
+_STATES |= {"Adagrad": 1, "DeepSpeedCPUAdagrad": 1, "SGD": 1}
+
+
+def check_room(config: SwapConfig, module: torch.nn.Module, optimizer: Any, master_nbytes: int) -> None:
+    """Refuse a model that will not fit the drives.
+
+    Args:
+        config: the run's swap settings.
+        module: the model, partitioned already (`zero.Init`: its parameters are on the drive) or not yet.
+        optimizer: the torch optimizer that will step it.
+        master_nbytes: bytes of one master weight.
+
+    Raises:
+        OffloadConfigError: with needed and free bytes, and the key of the path.
+    """
+    world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    ranks = min(world, int(os.environ.get("LOCAL_WORLD_SIZE", world)))
+    needs = []
+    section = config.offload_param
+    if section.on_nvme and section.nvme_path:
+        fresh = [p for p in module.parameters() if not hasattr(p, "ds_id")]
+        nbytes = sum(needed_nbytes(_shares([p], world), p.element_size(), ranks=ranks) for p in fresh)
+        needs.append(SpaceNeed(section.key("nvme_path"), section.nvme_path, "parameters", nbytes))
+    section = config.offload_optimizer
+    if section.on_nvme and section.nvme_path:
+        trainable = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        nbytes = optimizer_nbytes(
+            _shares(trainable, world),
+            states=1 + _state_count(optimizer),
+            state_nbytes=master_nbytes,
+            gradient_nbytes=max((p.element_size() for p in trainable), default=0),
+            ranks=ranks,
+        )
+        needs.append(SpaceNeed(section.key("nvme_path"), section.nvme_path, "optimizer state", nbytes))
+    check_free_space(needs)
+
+
+def _shares(params: Iterable[Any], world: int) -> list[int]:
+    """Elements of each parameter that one rank holds."""
+    return [-(-getattr(p, "ds_numel", p.numel()) // world) for p in params]
+
+
+def _state_count(optimizer: Any) -> int:
+    """Tensors an optimizer keeps per weight; for one we do not know, as many as Adam."""
+    amsgrad = any(group.get("amsgrad") for group in optimizer.param_groups)
+    return _STATES.get(type(optimizer).__name__, 2) + bool(amsgrad)

@@ -1,0 +1,90 @@
+"""ZeRO-3's sub-groups in and out of a checkpoint, wherever their parts live."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from offload.checkpoint.mapped import mapped_tensor
+from offload.errors import OffloadError
+from offload.swap.sub_group import MASTER
+
+if TYPE_CHECKING:
+    from offload.runtime.zero3 import OffloadZeroOptimizer
+
+
+def with_swapped_state(optimizer: "OffloadZeroOptimizer", state_dict: dict[str, Any]) -> dict[str, Any]:
+    """ZeRO-3's state dict, its swapped sub-groups filled in from storage: the dict that CPU offload would make.
+
+    The tensors are mapped from the swap files, so they cost no memory; they are valid until the next step.
+    """
+    flat_groups = list(state_dict["fp32_flat_groups"])
+    packed = state_dict["optimizer_state_dict"]["state"]
+    for position, index in enumerate(_packing_order(optimizer)):
+        if not optimizer._swappable_optimizer_subgroup(index):
+            continue
+        swapped = optimizer.optimizer_swapper.swapped_state(optimizer.fp32_partitioned_groups_flat[index])
+        mapped = {name: mapped_tensor(extent, dtype) for name, (extent, dtype) in swapped.items()}
+        flat_groups[index] = mapped.pop(MASTER)
+        if position in packed:
+            packed[position] = {**packed[position], **mapped}
+    return {**state_dict, "fp32_flat_groups": flat_groups}
+
+
+def load_sub_group(optimizer: "OffloadZeroOptimizer", index: int, saved: torch.Tensor) -> None:
+    """Put saved master weights, and the optimizer state loaded before, where sub-group `index` keeps them.
+
+    Raises:
+        OffloadError: the checkpoint cuts the model into other sub-groups.
+    """
+    expected = int(optimizer.fp16_partitioned_groups_flat_numel[index])
+    if saved.numel() != expected:
+        raise OffloadError(
+            f"sub-group {index} of the checkpoint has {saved.numel()} master weights where this run has {expected}; "
+            "load with the model, number of ranks, parameter groups and sub_group_size it was saved with"
+            + ("; it looks saved by DeepSpeed's own NVMe offload, which leaves them out" if not saved.numel() else "")
+        )
+    fp32 = optimizer.fp32_partitioned_groups_flat[index]
+    state = optimizer.optimizer.state.get(fp32, {})
+    tensors = {name: value for name, value in state.items() if torch.is_tensor(value)}
+    if optimizer._swappable_optimizer_subgroup(index):
+        flat_state = {name: value for name, value in tensors.items() if value.numel() == expected}
+        optimizer.optimizer_swapper.replace_state(fp32, {MASTER: saved, **flat_state})
+        tensors = {name: value for name, value in tensors.items() if name not in flat_state}
+    else:
+        fp32.data.copy_(saved)
+    state.update({name: value.clone() for name, value in tensors.items()})
+    store_parameters(optimizer, index, saved)
+
+
+def store_parameters(optimizer: "OffloadZeroOptimizer", index: int, master: torch.Tensor) -> None:
+    """Make the sub-group's model parameters from its master weights, in memory or on storage."""
+    flat = optimizer.fp16_partitioned_groups_flat[index]
+    if flat is not None:
+        flat.data.copy_(master)
+        optimizer._unflatten_partitioned_parameters(index)
+        return
+    offset = 0
+    for param, partition in zip(optimizer.fp16_groups[index], optimizer.fp16_partitioned_groups[index], strict=True):
+        param.nvme_swapper.write_partition(param, master.narrow(0, offset, partition.ds_numel))
+        offset += partition.ds_numel
+
+
+def restore_master_weights(optimizer: "OffloadZeroOptimizer", index: int) -> None:
+    """Make the sub-group's master weights from its model parameters."""
+    fp32 = optimizer.fp32_partitioned_groups_flat[index]
+    source = optimizer.fp16_partitioned_groups_flat[index]
+    if source is None:
+        parts = [param.nvme_swapper.read_partition(param) for param in optimizer.fp16_groups[index]]
+        source = torch.cat([part.reshape(-1) for part in parts])
+    if optimizer._swappable_optimizer_subgroup(index):
+        optimizer.optimizer_swapper.replace_state(fp32, {MASTER: source})
+    else:
+        fp32.data.copy_(source)
+
+
+def _packing_order(optimizer: "OffloadZeroOptimizer") -> list[int]:
+    """Sub-groups in the order in which the optimizer's state dict numbers them."""
+    groups: list[list[int]] = [[] for _ in optimizer.optimizer.param_groups]
+    for index in range(len(optimizer.fp16_groups)):
+        groups[optimizer.sub_group_to_group_id[index]].append(index)
+    return [index for group in groups for index in group]

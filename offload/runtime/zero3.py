@@ -1,0 +1,242 @@
+"""ZeRO-3's optimizer with our swappers inside."""
+
+from typing import Any
+
+import torch
+from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+
+from offload.config import read_config
+from offload.runtime.space import check_room
+from offload.runtime.sub_groups import (
+    load_sub_group,
+    restore_master_weights,
+    store_parameters,
+    with_swapped_state,
+)
+from offload.swap.partitioned_optimizer_swapper import PartitionedOptimizerSwapper
+from offload.swap.pipelined_optimizer_swapper import PipelinedOptimizerSwapper
+
+
+class OffloadZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
+    """Routes sub-groups through our swappers and keeps DeepSpeed's behaviour elsewhere, with one difference.
+
+    A parameter that gets no gradient in a step has gradient zero. Stock ZeRO-3 applies the gradient it got in
+    an earlier step once more.
+    """
+
+    def __init__(
+        self, module: Any, init_optimizer: Any, param_names: Any, timers: Any, ds_config: Any, **settings: Any
+    ) -> None:
+        self._swap_config = read_config(ds_config, probe_storage=False)
+        half = settings.get("bf16_master_weights_and_gradients") or settings.get("fp16_master_weights_and_gradients")
+        if self._swap_config.uses_nvme:
+            check_room(self._swap_config, module, init_optimizer, master_nbytes=2 if half else 4)
+            torch.distributed.barrier()
+        self._in_window = False
+        self._handed_over: set[int] = set()
+        self._set_by_user: set[int] = set()
+        super().__init__(module, init_optimizer, param_names, timers, ds_config, **settings)
+
+    # -- building and closing
+
+    def _configure_tensor_swapping(self, offload_optimizer_config: Any, aio_config: Any) -> None:
+        section = self._swap_config.offload_optimizer
+        kind = PipelinedOptimizerSwapper if section.pipelined else PartitionedOptimizerSwapper
+        self.optimizer_swapper = kind(
+            swap_config=section,
+            aio_config=self._swap_config.aio,
+            base_folder=section.nvme_path,
+            optimizer=self.optimizer,
+            largest_numel=max(self.fp16_partitioned_groups_flat_numel),
+            device=self.device,
+            dtype=self.master_weights_and_grads_dtype,
+            timers=self.timers,
+            backend=self._swap_config.offload.backend,
+        )
+
+    def param_swappers(self) -> list[Any]:
+        """The parameter swappers of the model, each once."""
+        swappers = (getattr(param, "nvme_swapper", None) for param in self.module.parameters())
+        return list(dict.fromkeys(swapper for swapper in swappers if swapper is not None))
+
+    def destroy(self) -> None:
+        """Take DeepSpeed's hooks out, then give up memory, descriptors and swap files."""
+        super().destroy()
+        swappers = [*self.param_swappers(), *([self.optimizer_swapper] if self.optimizer_swapper else [])]
+        for swapper in swappers:
+            swapper.close()
+
+    # -- gradients
+
+    def _grad_partition(self, param: Any) -> torch.Tensor:
+        partitions: dict[int, torch.Tensor] = self._DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition
+        return partitions[param.ds_id]
+
+    def partition_grads(self, params_to_release: list[Any], grad_partitions: list[torch.Tensor]) -> Any:
+        if not self._in_window:
+            self._in_window = True
+            if self.swap_optimizer:
+                self.optimizer_swapper.begin_gradient_window()
+        if self.micro_step_id > 0:
+            for param in params_to_release:
+                if param.ds_id not in self._offload_boundary_param_ids:
+                    self._grad_partition(param).zero_()  # it is added to; what is there is an older step's
+        return super().partition_grads(params_to_release, grad_partitions)
+
+    def _offload_grad_partition_at_boundary(
+        self, param: Any, grad_buffer: torch.Tensor, gradients: dict[int, Any], offsets: dict[int, Any]
+    ) -> None:
+        self._handed_over.add(param.ds_id)
+        index, offset, _ = self.grad_position[self.get_param_id(param)]
+        if not self._swappable_optimizer_subgroup(index):
+            super()._offload_grad_partition_at_boundary(param, grad_buffer, gradients, offsets)
+            return
+        self.norm_for_param_grads[self.get_param_id(param)] = self._constant_buffered_norm2(grad_buffer)
+        gradients.setdefault(index, []).append(grad_buffer)
+        offsets.setdefault(index, []).append(offset)
+
+    def independent_gradient_partition_epilogue(self) -> None:
+        super().independent_gradient_partition_epilogue()
+        if self.offload_optimizer and self.is_gradient_accumulation_boundary():
+            self._hand_over_leftovers()
+
+    def _hand_over_leftovers(self) -> None:
+        """Parameters that got gradients in this window, but none in its last micro-batch."""
+        gradients: dict[int, Any] = {}
+        offsets: dict[int, Any] = {}
+        for param in (param for group in self.fp16_groups for param in group):
+            if param.ds_id in self._offload_boundary_param_ids and param.ds_id not in self._handed_over:
+                self._offload_grad_partition_at_boundary(param, self._grad_partition(param), gradients, offsets)
+        self._swap_out_offload_fp32_gradients(gradients, offsets)
+
+    def _zero_missing_gradients(self) -> None:
+        present = self._offload_boundary_param_ids | self._set_by_user
+        for index, group in enumerate(self.fp16_groups):
+            if self._swappable_optimizer_subgroup(index):
+                continue  # its swapper fills in zeros itself
+            for param in group:
+                if param.ds_id in present:
+                    continue
+                if not self.offload_optimizer:
+                    self._grad_partition(param).zero_()
+                    continue
+                _, offset, numel = self.grad_position[self.get_param_id(param)]
+                self.fp32_partitioned_groups_flat[index].grad.narrow(0, offset, numel).zero_()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+        self._end_window()
+
+    def _end_window(self) -> None:
+        self._in_window = False
+        self._offload_boundary_param_ids = set()
+        self._handed_over.clear()
+        self._set_by_user.clear()
+
+    # -- the step
+
+    def step(self, closure: Any = None) -> None:
+        self._zero_missing_gradients()
+        super().step(closure)
+        for swapper in self.param_swappers():
+            swapper.synchronize_writes()
+        self._end_window()
+
+    def _partition_all_parameters(self) -> None:
+        super()._partition_all_parameters()
+        for swapper in self.param_swappers():
+            swapper.drop_prefetched()
+
+    # -- access between steps
+
+    def _get_fp32_opt_state_partition(
+        self, param: Any, release_swap_buffers: bool, optim_state_key: str | None = None
+    ) -> tuple[torch.Tensor, int]:
+        index, offset, numel = self.grad_position[self.get_param_id(param)]
+        if not self._swappable_optimizer_subgroup(index):
+            values, index = super()._get_fp32_opt_state_partition(param, release_swap_buffers, optim_state_key)
+            return values, index
+        self._optimizer_states_and_gradient_swap_in(index)
+        fp32 = self.fp32_partitioned_groups_flat[index]
+        source = fp32 if optim_state_key is None else self.optimizer.state[fp32][optim_state_key]
+        return self._partition_of(source, offset, numel, index, release_swap_buffers), index
+
+    def _get_fp32_grad_state_partition(self, param: Any, release_swap_buffers: bool) -> tuple[torch.Tensor, int]:
+        index, offset, numel = self.grad_position[self.get_param_id(param)]
+        if not self._swappable_optimizer_subgroup(index):
+            values, index = super()._get_fp32_grad_state_partition(param, release_swap_buffers)
+            return values, index
+        self._optimizer_states_and_gradient_swap_in(index)
+        gradient = self.fp32_partitioned_groups_flat[index].grad
+        return self._partition_of(gradient, offset, numel, index, release_swap_buffers), index
+
+    def _partition_of(
+        self, source: torch.Tensor, offset: int, numel: int, index: int, release: bool
+    ) -> torch.Tensor:
+        part = source.detach().narrow(0, offset, numel)
+        if not release:
+            return part
+        copy = part.clone()  # the memory below `part` is lent on as soon as it is released
+        self._release_swap_buffers(index)
+        return copy
+
+    def set_fp32_grad_for_param(self, value: torch.Tensor, param: Any) -> None:
+        super().set_fp32_grad_for_param(value, param)
+        self._set_by_user.add(param.ds_id)
+
+    def set_local_grad_for_param(self, value: torch.Tensor, param: Any) -> None:
+        super().set_local_grad_for_param(value, param)
+        self._set_by_user.add(param.ds_id)
+
+    def update_fp32_grad_for_param_vectorized(self, update_func: Any, param_list: list[Any]) -> None:
+        super().update_fp32_grad_for_param_vectorized(update_func, param_list)
+        self._set_by_user.update(param.ds_id for param in param_list)
+
+    # -- checkpoints
+
+    def checkpoint_nbytes(self) -> int:
+        """Bytes of this rank's optimizer shard: master weights and the state that exists by now."""
+        nbytes = sum(int(numel) for numel in self.fp16_partitioned_groups_flat_numel) * 4
+        for index, fp32 in enumerate(self.fp32_partitioned_groups_flat):
+            numel = int(self.fp16_partitioned_groups_flat_numel[index])
+            state = self.optimizer.state.get(fp32, {}).values()
+            nbytes += sum(numel * value.element_size() for value in state if torch.is_tensor(value) and value.ndim)
+        return nbytes
+
+    def _rigid_state_dict(self) -> dict[str, Any]:
+        state_dict: dict[str, Any] = super()._rigid_state_dict()
+        return with_swapped_state(self, state_dict) if self.swap_optimizer else state_dict
+
+    def _rigid_load_state_dict(self, state_dict: dict[str, Any], load_optimizer_states: bool = True) -> None:
+        self.loss_scaler = state_dict["loss_scaler"]
+        self.dynamic_loss_scale = state_dict["dynamic_loss_scale"]
+        self.overflow = state_dict["overflow"]
+        if load_optimizer_states:
+            self._set_fp32_optimizer_param_groups()
+            self.optimizer.load_state_dict(state_dict["optimizer_state_dict"])
+            self._clear_fp32_optimizer_param_groups()
+        self._partition_all_parameters()
+        saved_groups = state_dict["fp32_flat_groups"]
+        if len(saved_groups) != len(self.fp32_partitioned_groups_flat):
+            raise ValueError(
+                f"the checkpoint has {len(saved_groups)} sub-groups, this run {len(self.fp32_partitioned_groups_flat)};"
+                " load with the model, parameter groups and sub_group_size it was saved with"
+            )
+        for index, saved in enumerate(saved_groups):
+            load_sub_group(self, index, saved.detach())
+        self._end_window()
+
+    def _restore_from_bit16_weights(self) -> None:
+        for index in range(len(self.fp16_groups)):
+            restore_master_weights(self, index)
+
+    def reset_swap_buffers(self) -> None:
+        """Make all model parameters from the master weights again."""
+        for index in range(len(self.fp16_groups)):
+            if self._swappable_optimizer_subgroup(index):
+                self._optimizer_states_and_gradient_swap_in(index)
+            store_parameters(self, index, self.fp32_partitioned_groups_flat[index].detach())
+            if self._swappable_optimizer_subgroup(index):
+                self._release_swap_buffers(index)
+
+
