@@ -8,15 +8,22 @@ from setuptools import setup
 
 
 def has_liburing() -> bool:
-    """Whether the liburing header and library are there; without them the backend is left out."""
-    prefixes = [Path("/usr"), Path("/usr/local")]
-    return any((prefix / "include/liburing.h").exists() for prefix in prefixes)
+    """Whether the liburing header is there; without it the backend is left out."""
+    return any(Path(prefix, "include/liburing.h").exists() for prefix in ("/usr", "/usr/local"))
+
+
+def liburing_link_args() -> list[str]:
+    """Statically where the archive is there, so that the wheel needs no liburing where it is installed."""
+    roots = ("/usr/lib", "/usr/lib64", "/usr/local/lib")
+    archives = [path for root in roots for path in Path(root).rglob("liburing.a")]
+    return [str(archives[0])] if archives else ["-luring"]
 
 
 def extension() -> Pybind11Extension:
     strict = ["-Werror"] if os.environ.get("CI") else []
     liburing = has_liburing()
-    print(f"offload: io_uring backend {'built with liburing' if liburing else 'left out, liburing.h was not found'}")
+    state = "built with liburing" if liburing else "left out, liburing.h was not found"
+    print(f"offload: io_uring backend {state}")
     return Pybind11Extension(
         "offload._C",
         sorted(str(path) for path in Path("csrc").glob("*.cpp")),
@@ -24,9 +31,8 @@ def extension() -> Pybind11Extension:
         include_dirs=["csrc"],
         cxx_std=17,
         define_macros=[("OFFLOAD_HAVE_LIBURING", "1")] if liburing else [],
-        libraries=["uring"] if liburing else [],
         extra_compile_args=["-O3", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra", *strict],
-        extra_link_args=["-pthread"],
+        extra_link_args=["-pthread", *(liburing_link_args() if liburing else [])],
     )
 
 

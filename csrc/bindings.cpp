@@ -1,7 +1,9 @@
-#include <pybind11/pybind11.h>
-
 #include "bindings.h"
+
+#include <pybind11/pybind11.h>
 
 PYBIND11_MODULE(_C, m) {
   m.doc() = "Bytes, files, memory and arithmetic of offload; knows nothing of torch.";
+  offload::register_io(m);
+  offload::register_pinned(m);
 }

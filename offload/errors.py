@@ -14,10 +14,10 @@ class OffloadConfigError(OffloadError, ValueError):
 
 
 class OffloadIOError(OffloadError, OSError):
-    """A transfer the device or the kernel refused: errno, path, offset, bytes wanted and moved, what to do."""
+    """A transfer that was refused: errno, path, offset, bytes wanted and moved, what to do."""
 
     offset: int
-    """Where in the file the refused transfer began."""
+    """Where in the file the extent of the refused transfer begins."""
     nbytes_wanted: int
     nbytes_moved: int
 
@@ -44,6 +44,14 @@ class OffloadIOError(OffloadError, OSError):
     def __reduce__(self) -> tuple[Any, ...]:
         state = {key: vars(self)[key] for key in ("offset", "nbytes_wanted", "nbytes_moved")}
         return (_rebuild_io_error, (type(self), self.errno, self.strerror, self.filename, state))
+
+
+class OffloadMemoryError(OffloadError, MemoryError):
+    """Memory that could not be had or locked; the message names the limit."""
+
+
+class OffloadForkError(OffloadError, RuntimeError):
+    """A forked child touched what belongs to its parent's threads."""
 
 
 class OffloadWarning(UserWarning):

@@ -1,0 +1,70 @@
+// Page-locked host memory of the whole process: every allocation, its extent, and what is locked in total.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+
+namespace offload {
+
+enum class Locking { kNone, kPreferred, kRequired };
+
+struct PinnedTotals {
+  int64_t allocations = 0;
+  int64_t allocated_bytes = 0;
+  int64_t locked_bytes = 0;
+};
+
+class PinnedMemory {
+ public:
+  static PinnedMemory& instance();
+
+  // Page-aligned, zeroed. Throws IoError of mlock when locking is required and refused.
+  char* allocate(int64_t nbytes, Locking locking);
+  // Gives the memory back to the system but keeps the addresses mapped, so that a forgotten view reads zeros
+  // instead of ending the process. Throws std::invalid_argument unless exactly this allocation exists.
+  void free(const void* address, int64_t nbytes);
+  // Ends the mapping, freed or not.
+  void unmap(char* address, int64_t nbytes) noexcept;
+
+  bool is_locked(const void* address, int64_t nbytes);
+  bool is_managed(const void* address, int64_t nbytes);
+  PinnedTotals totals();
+
+ private:
+  struct Allocation {
+    int64_t nbytes = 0;
+    bool locked = false;
+  };
+
+  PinnedMemory();
+  const Allocation* find(const void* address, int64_t nbytes);
+  void forget(const char* address) noexcept;
+  static void before_fork() noexcept;
+  static void after_fork_in_parent() noexcept;
+  static void after_fork_in_child() noexcept;
+
+  std::mutex mutex_;
+  std::map<const char*, Allocation> allocations_;
+  PinnedTotals totals_;
+};
+
+// Owns one allocation from construction to destruction; what a tensor keeps alive.
+class PinnedBuffer {
+ public:
+  PinnedBuffer(int64_t nbytes, Locking locking)
+      : nbytes_(nbytes), address_(PinnedMemory::instance().allocate(nbytes, locking)) {}
+  PinnedBuffer(const PinnedBuffer&) = delete;
+  PinnedBuffer& operator=(const PinnedBuffer&) = delete;
+  ~PinnedBuffer() { PinnedMemory::instance().unmap(address_, nbytes_); }
+
+  char* address() const noexcept { return address_; }
+  int64_t nbytes() const noexcept { return nbytes_; }
+  bool is_locked() const { return PinnedMemory::instance().is_locked(address_, nbytes_); }
+
+ private:
+  const int64_t nbytes_;
+  char* const address_;
+};
+
+}  // namespace offload
