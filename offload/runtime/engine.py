@@ -35,6 +35,7 @@ def save_checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
         folder = TagFolder(save_dir, str(tag) if tag is not None else f"global_step{engine.global_steps}")
         commits = (engine.local_rank if engine.use_node_local_storage() else engine.global_rank) == 0
         if commits:
+            os.makedirs(save_dir, exist_ok=True)
             folder.recover()
             folder.discard_staging()
         comm.barrier()

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from offload.errors import OffloadWarning
+from offload.errors import OffloadMemoryError, OffloadWarning
 from offload.io import pinned
 from offload.swap.arena import ALIGNMENT, Arena, align_up
 from offload.swap.layout import Extent
@@ -158,6 +158,7 @@ class SwapBufferManager:
         aio_handle: lends and takes back the locked memory.
         lock: False takes ordinary page-aligned memory (`pin_memory: false`): not one byte is locked.
         key: the setting to name when more than the budget is needed.
+        staging_nbytes: added to the budget, for what is staged while the buffers are full.
     """
 
     def __init__(
@@ -169,6 +170,7 @@ class SwapBufferManager:
         *,
         lock: bool = True,
         key: str = "buffer_count",
+        staging_nbytes: int = 0,
     ) -> None:
         self.num_elems = num_elems
         self.count = count
@@ -176,7 +178,7 @@ class SwapBufferManager:
         self.aio_handle = aio_handle
         self.lock = lock
         self.key = key
-        self.budget_nbytes = align_up(num_elems * dtype.itemsize) * count
+        self.budget_nbytes = align_up(num_elems * dtype.itemsize) * count + align_up(staging_nbytes)
         self._slabs: list[tuple[torch.Tensor, Arena]] = []
         self._warned = False
         self._finalizer = weakref.finalize(self, _free_slabs, self._slabs, aio_handle, lock)
@@ -261,11 +263,15 @@ class SwapBufferManager:
 
     def _add_slab(self, nbytes: int) -> None:
         nbytes = align_up(nbytes)
-        if self.lock:
-            slab = self.aio_handle.new_cpu_locked_tensor(nbytes, torch.empty(0, dtype=torch.uint8))
-        else:
-            slab = pinned.new(nbytes, lock=False)
-        self._slabs.append((slab, Arena(nbytes)))
+        self._slabs.append((self._new_slab(nbytes), Arena(nbytes)))
+
+    def _new_slab(self, nbytes: int) -> torch.Tensor:
+        if not self.lock:
+            return pinned.new(nbytes, lock=False)
+        try:
+            return self.aio_handle.new_cpu_locked_tensor(nbytes, torch.empty(0, dtype=torch.uint8))
+        except OffloadMemoryError:
+            return pinned.new(nbytes, strict=False)  # beyond the limit: unlocked, with one warning that says so
 
     def _slab_of(self, buffer: torch.Tensor) -> tuple[torch.Tensor, Arena]:
         for slab, arena in self._slabs:
@@ -289,8 +295,10 @@ class SwapBufferManager:
 def _free_slabs(slabs: list[tuple[torch.Tensor, Arena]], handle: LockedMemoryHandle, lock: bool) -> None:
     while slabs:
         slab, _ = slabs.pop()
-        if lock:
+        if lock and handle.is_pinned(slab):
             handle.free_cpu_locked_tensor(slab)
+        elif pinned.is_managed(slab):
+            pinned.free(slab)
 
 
 __all__ = ["ALIGNMENT", "LockedMemoryHandle", "SwapBuffer", "SwapBufferManager", "SwapBufferPool"]

@@ -12,8 +12,12 @@ from offload.swap.tensor_swapper import AsyncTensorSwapper
 from offload.swap.transfers import naming, wait_all
 
 KIND = "gradients"
-STAGING_NBYTES = 4 << 20
-STAGING_COUNT = 4
+WRITE_STAGING_NBYTES = 4 << 20
+WRITE_STAGING_COUNT = 4
+"""Gradients leave during backward, when no sub-group is in memory: the idle buffers stage them."""
+
+READ_STAGING_NBYTES = 2 << 20
+"""They come back when a sub-group fills the buffers, so little is left for staging."""
 
 
 class GradientStore:
@@ -76,7 +80,7 @@ class GradientStore:
             self.flush()  # two writes to one place must not be in flight together
         extent = group.gradient_extent(offset, tensor.numel(), tensor.dtype)
         if not self._swapper.has_buffers():
-            self._swapper.add_buffers([buffer.buffer for buffer in self._lend_staging(STAGING_COUNT)])
+            self._swapper.add_buffers([buffer.buffer for buffer in self._lend_staging(WRITE_STAGING_COUNT, WRITE_STAGING_NBYTES)])
         self._swapper.swap_out(tensor, extent, tensor.dtype)
         group.gradients[offset] = Gradient(offset, tensor.numel(), tensor.dtype, extent=extent)
 
@@ -85,8 +89,8 @@ class GradientStore:
         if gradient.extent is None:
             raise ValueError(f"{group.describe(f'gradient at {gradient.offset}')} is not on storage")
         what = f"reading {gradient.extent.key}"
-        buffers = self._lend_staging(2)
-        numel = STAGING_NBYTES // gradient.dtype.itemsize
+        buffers = self._lend_staging(2, READ_STAGING_NBYTES)
+        numel = READ_STAGING_NBYTES // gradient.dtype.itemsize
         starts = range(0, gradient.numel, numel)
         pending: list[tuple[int, torch.Tensor, Ticket]] = []
         try:
@@ -105,9 +109,9 @@ class GradientStore:
                 wait_all([(what, ticket)], KIND)
             self._return_staging()
 
-    def _lend_staging(self, count: int) -> list[SwapBuffer]:
+    def _lend_staging(self, count: int, nbytes: int) -> list[SwapBuffer]:
         for _ in range(count):
-            buffer = self._manager.lend(STAGING_NBYTES, grow=True)
+            buffer = self._manager.lend(nbytes, grow=True)
             if buffer is not None:
                 self._staging.append(buffer)
         return self._staging

@@ -11,7 +11,7 @@ from offload.errors import OffloadIOError
 from offload.io import AsyncIOHandle
 from offload.swap.area import SwapArea
 from offload.swap.buffers import SwapBuffer, SwapBufferManager
-from offload.swap.gradients import GradientStore
+from offload.swap.gradients import READ_STAGING_NBYTES, GradientStore
 from offload.swap.layout import Extent
 from offload.swap.stats import METER
 from offload.swap.sub_group import GRADIENT, MASTER, SubGroup, state_tensors
@@ -65,7 +65,13 @@ class OptimizerSwapper:
         self.largest_numel = largest_numel
         self.min_aio_bytes = max(MIN_SWAPPABLE_NBYTES, self.aio_config.block_size)
         self.swap_buffer_manager = SwapBufferManager(
-            largest_numel, swap_config.buffer_count, dtype, aio_handle, lock=swap_config.pin_memory, key=KEY
+            largest_numel,
+            swap_config.buffer_count,
+            dtype,
+            aio_handle,
+            lock=swap_config.pin_memory,
+            key=KEY,
+            staging_nbytes=2 * READ_STAGING_NBYTES,
         )
         self._area = SwapArea(base_folder, KIND, rank())
         self.swap_folder = str(self._area.path)

@@ -58,7 +58,6 @@ class AsyncPartitionedParameterSwapper:
         self._file = SwapFile(Path(self.swap_folder) / "parameters.swp")
         self._slots: dict[int, _Slot] = {}
         self._reserved: list[SwapBuffer] = []
-        self._kept: dict[int, int] = {}
 
     def swappable_tensor(self, param: Any = None, numel: int | None = None) -> bool:
         """Whether a partition is large enough to live on storage; smaller ones stay in memory and are counted."""
@@ -230,6 +229,8 @@ class AsyncPartitionedParameterSwapper:
             self.synchronize_reads()
         finally:
             for slot in self._slots.values():
+                if self._in_use(slot):
+                    slot.param.data = slot.param.data.clone()  # a view of memory that goes away now
                 self._drop(slot)
             self.release_reserved_buffers()
             self.swap_buffer_manager.close()
