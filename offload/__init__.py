@@ -36,7 +36,7 @@ _LAZY = {
 
 
 def stats() -> dict[str, object]:
-    """Figures of this process: the last step's record, and totals of bytes moved and seconds waited by kind."""
+    """Figures of this process: the last step's record, and totals of bytes and of seconds waited by kind."""
     from offload.swap.stats import METER
 
     return METER.snapshot()

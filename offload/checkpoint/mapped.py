@@ -23,5 +23,5 @@ def mapped_tensor(extent: Extent, dtype: torch.dtype) -> torch.Tensor:
         raise OffloadIOError(
             5, f"{extent.key}: the file ends at {found} B but the values end at {end} B", extent.path
         )
-    storage = torch.UntypedStorage.from_file(extent.path, shared=False, nbytes=end)
-    return torch.empty(0, dtype=dtype).set_(storage, extent.offset // dtype.itemsize, (extent.nbytes // dtype.itemsize,))
+    mapped = torch.from_file(extent.path, shared=False, size=end // dtype.itemsize, dtype=dtype)
+    return mapped[extent.offset // dtype.itemsize :]

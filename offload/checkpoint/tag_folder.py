@@ -46,7 +46,7 @@ class TagFolder:
         _sync(self.path.parent)
 
     def recover(self) -> None:
-        """Bring the old content back where a save died between two renames (file systems without exchange)."""
+        """Bring the old content back where a save died between two renames."""
         if not self.path.exists() and self._previous.exists():
             self._previous.rename(self.path)
 

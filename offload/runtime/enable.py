@@ -58,7 +58,12 @@ def _seams() -> list[Seam]:
     return [
         Seam("deepspeed.runtime.config", None, "_reject_removed_config_keys", _checking_ours_too),
         Seam("deepspeed.runtime.config", None, "get_aio_config", lambda original: _aio_config),
-        Seam(f"{_ZERO}.partition_parameters", None, "AsyncPartitionedParameterSwapper", lambda _: _param_swapper),
+        Seam(
+            f"{_ZERO}.partition_parameters",
+            None,
+            "AsyncPartitionedParameterSwapper",
+            lambda _: _param_swapper,
+        ),
         Seam(f"{_ZERO}.stage3", None, "PartitionedOptimizerSwapper", lambda _: PartitionedOptimizerSwapper),
         Seam(f"{_ZERO}.stage3", None, "PipelinedOptimizerSwapper", lambda _: PipelinedOptimizerSwapper),
         Seam(f"{_ZERO}.stage3", None, "DeepSpeedZeroOptimizer_Stage3", lambda _: OffloadZeroOptimizer),

@@ -64,7 +64,7 @@ def load_checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def zero_nvme_offload_optimizer(original: Callable[..., bool]) -> Callable[..., bool]:
-    """Our optimizer's state is in the ordinary ZeRO files: the engine must load them and copy no swap folder."""
+    """Our optimizer's state is in the ordinary ZeRO files; no swap folder is copied."""
 
     def answer(engine: Any) -> bool:
         return not isinstance(engine.optimizer, OffloadZeroOptimizer) and original(engine)
@@ -122,7 +122,9 @@ def take_model_step(original: Callable[..., Any]) -> Callable[..., Any]:
         result = original(engine, *args, **kwargs)
         record = METER.finish_step()
         if engine.global_rank == 0 and engine.monitor.enabled:
-            engine.monitor.write_events([(name, value, engine.global_samples) for name, value in figures(record)])
+            engine.monitor.write_events(
+                [(name, value, engine.global_samples) for name, value in figures(record)]
+            )
         return result
 
     return step
@@ -133,7 +135,10 @@ def figures(record: StepRecord) -> list[tuple[str, float]]:
     events: list[tuple[str, float]] = [("Offload/seconds", record.seconds)]
     for name in ("bytes_read", "bytes_written", "seconds_stalled"):
         events += [(f"Offload/{name}/{kind}", value) for kind, value in getattr(record, name).items()]
-    events += [("Offload/locked_bytes", record.locked_bytes), ("Offload/resident_bytes", record.resident_bytes)]
+    events += [
+        ("Offload/locked_bytes", record.locked_bytes),
+        ("Offload/resident_bytes", record.resident_bytes),
+    ]
     return events
 
 

@@ -51,7 +51,9 @@ def check_version() -> None:
     try:
         found = version("deepspeed")
     except PackageNotFoundError as error:
-        raise OffloadError(f"DeepSpeed is not installed; pip install deepspeed=={TESTED_DEEPSPEED[-1]}") from error
+        raise OffloadError(
+            f"DeepSpeed is not installed; pip install deepspeed=={TESTED_DEEPSPEED[-1]}"
+        ) from error
     if found.split("+")[0] not in TESTED_DEEPSPEED:
         raise OffloadError(f"DeepSpeed {found} is not supported; tested are {', '.join(TESTED_DEEPSPEED)}")
 
@@ -74,7 +76,7 @@ class Patch:
         check_version()
         holders = [(seam, seam.holder()) for seam in self._seams]
         for seam, holder in holders:
-            original = vars(holder)[seam.name] if seam.name in vars(holder) else _ABSENT
+            original = vars(holder).get(seam.name, _ABSENT)
             current = getattr(holder, seam.name)
             self._originals.append((holder, seam.name, original))
             setattr(holder, seam.name, seam.replace(current))

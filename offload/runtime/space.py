@@ -9,7 +9,15 @@ import torch
 from offload.config import SwapConfig
 from offload.config.space import SpaceNeed, check_free_space, needed_nbytes, optimizer_nbytes
 
-_STATES = {"Adam": 2, "AdamW": 2, "DeepSpeedCPUAdam": 2, "FusedAdam": 2, "Lamb": 2, "Lion": 1, "DeepSpeedCPULion": 1}
+_STATES = {
+    "Adam": 2,
+    "AdamW": 2,
+    "DeepSpeedCPUAdam": 2,
+    "FusedAdam": 2,
+    "Lamb": 2,
+    "Lion": 1,
+    "DeepSpeedCPULion": 1,
+}
 _STATES |= {"Adagrad": 1, "DeepSpeedCPUAdagrad": 1, "SGD": 1}
 
 
@@ -28,11 +36,11 @@ def check_room(config: SwapConfig, module: torch.nn.Module, optimizer: Any, mast
     world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     ranks = min(world, int(os.environ.get("LOCAL_WORLD_SIZE", world)))
     needs = []
-    section = config.offload_param
-    if section.on_nvme and section.nvme_path:
+    param = config.offload_param
+    if param.on_nvme and param.nvme_path:
         fresh = [p for p in module.parameters() if not hasattr(p, "ds_id")]
         nbytes = sum(needed_nbytes(_shares([p], world), p.element_size(), ranks=ranks) for p in fresh)
-        needs.append(SpaceNeed(section.key("nvme_path"), section.nvme_path, "parameters", nbytes))
+        needs.append(SpaceNeed(param.key("nvme_path"), param.nvme_path, "parameters", nbytes))
     section = config.offload_optimizer
     if section.on_nvme and section.nvme_path:
         trainable = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def with_swapped_state(optimizer: "OffloadZeroOptimizer", state_dict: dict[str, Any]) -> dict[str, Any]:
-    """ZeRO-3's state dict, its swapped sub-groups filled in from storage: the dict that CPU offload would make.
+    """ZeRO-3's state dict as CPU offload would make it: swapped sub-groups are filled in from storage.
 
     The tensors are mapped from the swap files, so they cost no memory; they are valid until the next step.
     """
@@ -38,10 +38,10 @@ def load_sub_group(optimizer: "OffloadZeroOptimizer", index: int, saved: torch.T
     """
     expected = int(optimizer.fp16_partitioned_groups_flat_numel[index])
     if saved.numel() != expected:
+        stock = "" if saved.numel() else "; DeepSpeed's own NVMe offload saves none"
         raise OffloadError(
-            f"sub-group {index} of the checkpoint has {saved.numel()} master weights where this run has {expected}; "
-            "load with the model, number of ranks, parameter groups and sub_group_size it was saved with"
-            + ("; it looks saved by DeepSpeed's own NVMe offload, which leaves them out" if not saved.numel() else "")
+            f"sub-group {index} has {saved.numel()} master weights in the checkpoint, {expected} in this run; "
+            f"load with the model, ranks, parameter groups and sub_group_size it was saved with{stock}"
         )
     fp32 = optimizer.fp32_partitioned_groups_flat[index]
     state = optimizer.optimizer.state.get(fp32, {})
@@ -64,7 +64,9 @@ def store_parameters(optimizer: "OffloadZeroOptimizer", index: int, master: torc
         optimizer._unflatten_partitioned_parameters(index)
         return
     offset = 0
-    for param, partition in zip(optimizer.fp16_groups[index], optimizer.fp16_partitioned_groups[index], strict=True):
+    for param, partition in zip(
+        optimizer.fp16_groups[index], optimizer.fp16_partitioned_groups[index], strict=True
+    ):
         param.nvme_swapper.write_partition(param, master.narrow(0, offset, partition.ds_numel))
         offset += partition.ds_numel
 

@@ -6,6 +6,7 @@ import torch
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 
 from offload.config import read_config
+from offload.errors import OffloadError
 from offload.runtime.space import check_room
 from offload.runtime.sub_groups import (
     load_sub_group,
@@ -17,7 +18,7 @@ from offload.swap.partitioned_optimizer_swapper import PartitionedOptimizerSwapp
 from offload.swap.pipelined_optimizer_swapper import PipelinedOptimizerSwapper
 
 
-class OffloadZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
+class OffloadZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[misc]
     """Routes sub-groups through our swappers and keeps DeepSpeed's behaviour elsewhere, with one difference.
 
     A parameter that gets no gradient in a step has gradient zero. Stock ZeRO-3 applies the gradient it got in
@@ -28,7 +29,9 @@ class OffloadZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
         self, module: Any, init_optimizer: Any, param_names: Any, timers: Any, ds_config: Any, **settings: Any
     ) -> None:
         self._swap_config = read_config(ds_config, probe_storage=False)
-        half = settings.get("bf16_master_weights_and_gradients") or settings.get("fp16_master_weights_and_gradients")
+        half = settings.get("bf16_master_weights_and_gradients") or settings.get(
+            "fp16_master_weights_and_gradients"
+        )
         if self._swap_config.uses_nvme:
             check_room(self._swap_config, module, init_optimizer, master_nbytes=2 if half else 4)
             torch.distributed.barrier()
@@ -45,7 +48,7 @@ class OffloadZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
         self.optimizer_swapper = kind(
             swap_config=section,
             aio_config=self._swap_config.aio,
-            base_folder=section.nvme_path,
+            base_folder=str(section.nvme_path),
             optimizer=self.optimizer,
             largest_numel=max(self.fp16_partitioned_groups_flat_numel),
             device=self.device,
@@ -106,7 +109,9 @@ class OffloadZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
         offsets: dict[int, Any] = {}
         for param in (param for group in self.fp16_groups for param in group):
             if param.ds_id in self._offload_boundary_param_ids and param.ds_id not in self._handed_over:
-                self._offload_grad_partition_at_boundary(param, self._grad_partition(param), gradients, offsets)
+                self._offload_grad_partition_at_boundary(
+                    param, self._grad_partition(param), gradients, offsets
+                )
         self._swap_out_offload_fp32_gradients(gradients, offsets)
 
     def _zero_missing_gradients(self) -> None:
@@ -129,7 +134,7 @@ class OffloadZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
 
     def _end_window(self) -> None:
         self._in_window = False
-        self._offload_boundary_param_ids = set()
+        self._offload_boundary_param_ids: set[int] = set()
         self._handed_over.clear()
         self._set_by_user.clear()
 
@@ -154,14 +159,18 @@ class OffloadZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
     ) -> tuple[torch.Tensor, int]:
         index, offset, numel = self.grad_position[self.get_param_id(param)]
         if not self._swappable_optimizer_subgroup(index):
-            values, index = super()._get_fp32_opt_state_partition(param, release_swap_buffers, optim_state_key)
+            values, index = super()._get_fp32_opt_state_partition(
+                param, release_swap_buffers, optim_state_key
+            )
             return values, index
         self._optimizer_states_and_gradient_swap_in(index)
         fp32 = self.fp32_partitioned_groups_flat[index]
         source = fp32 if optim_state_key is None else self.optimizer.state[fp32][optim_state_key]
         return self._partition_of(source, offset, numel, index, release_swap_buffers), index
 
-    def _get_fp32_grad_state_partition(self, param: Any, release_swap_buffers: bool) -> tuple[torch.Tensor, int]:
+    def _get_fp32_grad_state_partition(
+        self, param: Any, release_swap_buffers: bool
+    ) -> tuple[torch.Tensor, int]:
         index, offset, numel = self.grad_position[self.get_param_id(param)]
         if not self._swappable_optimizer_subgroup(index):
             values, index = super()._get_fp32_grad_state_partition(param, release_swap_buffers)
@@ -200,7 +209,9 @@ class OffloadZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
         for index, fp32 in enumerate(self.fp32_partitioned_groups_flat):
             numel = int(self.fp16_partitioned_groups_flat_numel[index])
             state = self.optimizer.state.get(fp32, {}).values()
-            nbytes += sum(numel * value.element_size() for value in state if torch.is_tensor(value) and value.ndim)
+            nbytes += sum(
+                numel * value.element_size() for value in state if torch.is_tensor(value) and value.ndim
+            )
         return nbytes
 
     def _rigid_state_dict(self) -> dict[str, Any]:
@@ -208,6 +219,12 @@ class OffloadZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
         return with_swapped_state(self, state_dict) if self.swap_optimizer else state_dict
 
     def _rigid_load_state_dict(self, state_dict: dict[str, Any], load_optimizer_states: bool = True) -> None:
+        saved_groups = state_dict["fp32_flat_groups"]
+        if len(saved_groups) != len(self.fp16_groups):
+            raise OffloadError(
+                f"the checkpoint has {len(saved_groups)} sub-groups, this run {len(self.fp16_groups)}; "
+                "load with the model, parameter groups and sub_group_size it was saved with"
+            )
         self.loss_scaler = state_dict["loss_scaler"]
         self.dynamic_loss_scale = state_dict["dynamic_loss_scale"]
         self.overflow = state_dict["overflow"]
@@ -216,12 +233,6 @@ class OffloadZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
             self.optimizer.load_state_dict(state_dict["optimizer_state_dict"])
             self._clear_fp32_optimizer_param_groups()
         self._partition_all_parameters()
-        saved_groups = state_dict["fp32_flat_groups"]
-        if len(saved_groups) != len(self.fp32_partitioned_groups_flat):
-            raise ValueError(
-                f"the checkpoint has {len(saved_groups)} sub-groups, this run {len(self.fp32_partitioned_groups_flat)};"
-                " load with the model, parameter groups and sub_group_size it was saved with"
-            )
         for index, saved in enumerate(saved_groups):
             load_sub_group(self, index, saved.detach())
         self._end_window()
@@ -238,5 +249,3 @@ class OffloadZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
             store_parameters(self, index, self.fp32_partitioned_groups_flat[index].detach())
             if self._swappable_optimizer_subgroup(index):
                 self._release_swap_buffers(index)
-
-

@@ -80,7 +80,9 @@ class GradientStore:
             self.flush()  # two writes to one place must not be in flight together
         extent = group.gradient_extent(offset, tensor.numel(), tensor.dtype)
         if not self._swapper.has_buffers():
-            self._swapper.add_buffers([buffer.buffer for buffer in self._lend_staging(WRITE_STAGING_COUNT, WRITE_STAGING_NBYTES)])
+            self._swapper.add_buffers(
+                [buffer.buffer for buffer in self._lend_staging(WRITE_STAGING_COUNT, WRITE_STAGING_NBYTES)]
+            )
         self._swapper.swap_out(tensor, extent, tensor.dtype)
         group.gradients[offset] = Gradient(offset, tensor.numel(), tensor.dtype, extent=extent)
 

@@ -1,7 +1,7 @@
 """Moves sub-groups of optimizer state between storage and memory: what all optimizer swappers share."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,10 @@ import torch
 from offload.errors import OffloadIOError
 from offload.io import AsyncIOHandle
 from offload.swap.area import SwapArea
-from offload.swap.buffers import SwapBuffer, SwapBufferManager
+from offload.swap.buffers import SwapBufferManager
 from offload.swap.gradients import READ_STAGING_NBYTES, GradientStore
 from offload.swap.layout import Extent
+from offload.swap.staging import pieces, staging_writer
 from offload.swap.stats import METER
 from offload.swap.sub_group import GRADIENT, MASTER, SubGroup, state_tensors
 from offload.swap.tensor_swapper import AsyncTensorSwapper
@@ -28,7 +29,7 @@ class OptimizerSwapper:
     """Base of the optimizer swappers; the subclasses decide when transfers are waited for.
 
     Args:
-        swap_config: has `nvme_path`, `buffer_count`, `pin_memory`, as DeepSpeed's `offload_optimizer` section.
+        swap_config: has `buffer_count` and `pin_memory`, as DeepSpeed's `offload_optimizer` section.
         aio_config: our `AioConfig`, or the mapping that DeepSpeed keeps.
         base_folder: where the swap area goes.
         optimizer: the torch optimizer whose `state` is swapped.
@@ -127,7 +128,7 @@ class OptimizerSwapper:
                 target = group.swapped_tensor(MASTER, self.dtype).extent
                 done = 0
                 for tensor, partition_numel, extent in partitions:
-                    for piece in _pieces(tensor, partition_numel, extent, staging, self.aio_handle):
+                    for piece in pieces(tensor, partition_numel, extent, staging, self.aio_handle):
                         nbytes = piece.numel() * self.swap_element_size
                         place = Extent(target.path, done * self.swap_element_size, nbytes, target.key)
                         writer.swap_out(piece, place, self.dtype)
@@ -187,7 +188,7 @@ class OptimizerSwapper:
             group.forget_state(keep=())
 
     def swapped_state(self, parameter: Any) -> Mapping[str, tuple[Extent, torch.dtype]]:
-        """Extent and dtype of each tensor of a swapped-out sub-group, complete on storage; keys `fp32`, `exp_avg` …"""
+        """Extent and dtype of each tensor of a swapped-out sub-group, complete on storage, by state name"""
         group = self.swap_params_info[self.parameter_id(parameter)]
         self._finish_store(group)
         return {name: (swapped.extent, swapped.dtype) for name, swapped in group.swapped.items()}
@@ -239,25 +240,10 @@ class OptimizerSwapper:
     def _group(self, parameter: Any) -> SubGroup | None:
         return self.swap_params_info.get(self.parameter_id(parameter))
 
-    @contextmanager
-    def _staging_writer(self) -> Iterator[AsyncTensorSwapper]:
-        """A writer with two staging buffers; when it is left, everything is on storage."""
-        lent = self._lend_staging()
-        writer = AsyncTensorSwapper(self.aio_handle, 1, kind=KIND)
-        writer.add_buffers([buffer.buffer for buffer in lent])
-        try:
-            yield writer
-        finally:
-            try:
-                writer.release_buffers()
-            finally:
-                for buffer in lent:
-                    buffer.release()
-
-    def _lend_staging(self) -> list[SwapBuffer]:
-        nbytes = min(STAGING_NBYTES, max(self.min_aio_bytes, self.swap_buffer_manager.budget_nbytes // 2))
-        lent = [self.swap_buffer_manager.lend(nbytes, grow=True) for _ in range(2)]
-        return [buffer for buffer in lent if buffer is not None]
+    def _staging_writer(self) -> AbstractContextManager[AsyncTensorSwapper]:
+        budget = self.swap_buffer_manager.budget_nbytes
+        nbytes = min(STAGING_NBYTES, max(self.min_aio_bytes, budget // 2))
+        return staging_writer(self.aio_handle, self.swap_buffer_manager, nbytes, KIND)
 
     def _start_fetch(self, group: SubGroup, *, grow: bool) -> bool:
         """Lend memory and start reading; False, with nothing lent, when it does not fit and may not grow."""
@@ -320,7 +306,7 @@ class OptimizerSwapper:
                 tensor.data = placeholder(tensor.dtype)
 
     def _start_store(self, group: SubGroup) -> None:
-        """Start writing a resident sub-group, new optimizer state included; its tensors become placeholders."""
+        """Start writing a resident sub-group, new state included; its tensors become placeholders."""
         tensors = [(MASTER, group.parameter), *state_tensors(self.optimizer, group)]
         for name, tensor in tensors:
             swapped = group.swapped_tensor(name, tensor.dtype)
@@ -346,18 +332,3 @@ class OptimizerSwapper:
         finally:
             for buffer in buffers:
                 buffer.release()
-
-
-def _pieces(
-    tensor: torch.Tensor, numel: int, extent: Extent | None, staging: torch.Tensor, handle: AsyncIOHandle
-) -> Iterator[torch.Tensor]:
-    """A partition's values, from memory at once or from storage piece by piece through `staging`."""
-    if extent is None:
-        yield tensor
-        return
-    for start in range(0, numel, staging.numel()):
-        piece = staging.narrow(0, 0, min(staging.numel(), numel - start))
-        position = extent.offset + start * staging.element_size()
-        wait_all([(f"reading {extent.key}", handle.read(piece, extent.path, position))], "parameters")
-        METER.read("parameters", piece.nbytes)
-        yield piece

@@ -1,4 +1,4 @@
-"""The optimizer swapper with overlap: the next sub-group is read, the last one written, while this one steps."""
+"""The optimizer swapper with overlap: while one sub-group steps, the next is read and the last written."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from offload.swap.transfers import as_aio_config
 
 
 class PipelinedOptimizerSwapper(OptimizerSwapper):
-    """Reads ahead and writes behind as far as the buffers allow; with few buffers it works without overlap."""
+    """Reads ahead and writes behind as far as the buffers allow; with few of them, not at all."""
 
     def __init__(
         self,

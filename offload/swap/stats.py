@@ -32,7 +32,11 @@ class Meter:
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
-        self._totals: dict[str, Counter[str]] = {"read": Counter(), "written": Counter(), "stalled": Counter()}
+        self._totals: dict[str, Counter[str]] = {
+            "read": Counter(),
+            "written": Counter(),
+            "stalled": Counter(),
+        }
         self._at_last_step = {name: Counter(counts) for name, counts in self._totals.items()}
         self._kept_in_memory: Counter[str] = Counter()
         self._started = time.monotonic()

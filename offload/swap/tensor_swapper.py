@@ -50,7 +50,9 @@ class AsyncTensorSwapper:
     def get_timer_names(self) -> list[str]:
         return []
 
-    def swap_out_tensors(self, tensor_list: Sequence[torch.Tensor], path_list: Sequence[Extent | str]) -> None:
+    def swap_out_tensors(
+        self, tensor_list: Sequence[torch.Tensor], path_list: Sequence[Extent | str]
+    ) -> None:
         """Start writing each tensor to its extent, or to the start of its file, in the buffers' dtype.
 
         Raises:
@@ -107,5 +109,3 @@ def _place(target: Extent | str) -> tuple[str, int, str]:
     if isinstance(target, Extent):
         return target.path, target.offset, target.key
     return target, 0, target
-
-
