@@ -40,7 +40,7 @@ def load_sub_group(optimizer: "OffloadZeroOptimizer", index: int, saved: torch.T
     if saved.numel() != expected:
         stock = "" if saved.numel() else "; DeepSpeed's own NVMe offload saves none"
         raise OffloadError(
-            f"sub-group {index} has {saved.numel()} master weights in the checkpoint, {expected} in this run; "
+            f"sub-group {index} has {saved.numel()} master weights in the checkpoint, here {expected}; "
             f"load with the model, ranks, parameter groups and sub_group_size it was saved with{stock}"
         )
     fp32 = optimizer.fp32_partitioned_groups_flat[index]
