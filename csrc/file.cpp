@@ -66,10 +66,17 @@ File::File(int fd, FileMode mode) : path_(target_of(fd)), mode_(mode) {
   struct stat facts;
   if (::fstat(fd, &facts) != 0) throw IoError(errno, "fstat", path_);
   check_kind(facts.st_mode, path_);
-  open_descriptors(link_of(fd), true);
+  try {
+    open_descriptors(link_of(fd), true);
+  } catch (const IoError&) {  // no /proc, or the file's permissions allow less than the descriptor does
+    buffered_ = Descriptor(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+    if (!buffered_.is_open()) throw IoError(errno, "fcntl", path_);
+    read_facts();
+  }
 }
 
 void File::open_descriptors(const std::string& source, bool direct) {
+  direct_wanted_ = direct;
   if (direct) {
     direct_ = Descriptor(open_retrying(source.c_str(), flags_of(mode_) | O_DIRECT));
     if (!direct_.is_open() && errno != EINVAL) throw IoError(errno, "open", path_);

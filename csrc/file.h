@@ -53,8 +53,9 @@ class File {
   bool writable() const noexcept { return mode_ != FileMode::kRead; }
 
   bool is_direct() const noexcept { return direct_usable_.load(std::memory_order_relaxed); }
-  // The file system took O_DIRECT at open and refused it at the transfer; true for the first to notice.
-  bool refuse_direct() noexcept { return direct_usable_.exchange(false); }
+  bool direct_wanted() const noexcept { return direct_wanted_; }
+  // Some file systems take O_DIRECT at open and refuse it at the transfer.
+  void refuse_direct() noexcept { direct_usable_ = false; }
   int direct_fd() const noexcept { return direct_.fd(); }
   int buffered_fd();  // opened at first use, since aligned transfers never need it
   int64_t memory_alignment() const noexcept { return memory_alignment_; }
@@ -76,6 +77,7 @@ class File {
   Descriptor direct_;
   Descriptor buffered_;
   std::mutex buffered_mutex_;
+  bool direct_wanted_ = true;
   std::atomic<bool> direct_usable_{false};
   int64_t memory_alignment_ = 0;
   int64_t offset_alignment_ = 0;

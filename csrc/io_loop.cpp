@@ -6,7 +6,7 @@
 #include <stdexcept>
 
 #include "align.h"
-#include "signals.h"
+#include "thread.h"
 
 namespace offload {
 namespace {
@@ -21,7 +21,7 @@ IoLoop::IoLoop(std::unique_ptr<Backend> backend, int64_t block_size)
     : block_size_(std::min(block_size, kMostRequestBytes)),
       backend_(std::move(backend)),
       bounces_(std::max(block_size_, File::kMostAlignment), kMostBounces),
-      thread_(start_thread([this] { run(); })) {}
+      thread_(start_thread("offload-io", [this] { run(); })) {}
 
 IoLoop::~IoLoop() { stop(); }
 
@@ -164,6 +164,7 @@ bool IoLoop::cut(const std::shared_ptr<Transfer>& transfer) {
 
 bool IoLoop::place(Block& block) {
   File& file = *block.extent->file;
+  if (file.direct_wanted() && !file.is_direct()) note_fallback(file);
   block.fd = block.direct ? file.direct_fd() : file.buffered_fd();
   if (!block.direct || is_aligned(block.user_address, file.memory_alignment())) return true;
   block.bounce = bounces_.lend();
@@ -205,13 +206,19 @@ void IoLoop::advance(Block& block) {
   send(block);
 }
 
+void IoLoop::note_fallback(const File& file) {
+  ++counters_.direct_fallbacks;
+  if (fallback_noted_) return;
+  fallback_noted_ = true;
+  note(file.path() + ": its file system refuses O_DIRECT, so transfers there go through the page cache");
+}
+
 // For the end of a file inside a page, and for file systems that take O_DIRECT at open and refuse it here.
 void IoLoop::use_buffered(Block& block) {
   File& file = *block.extent->file;
   if (block.result == -EINVAL) {
-    ++counters_.direct_fallbacks;
-    if (file.refuse_direct())
-      note(file.path() + ": the file system refuses O_DIRECT, going through the page cache");
+    file.refuse_direct();
+    note_fallback(file);
   }
   try {
     block.fd = file.buffered_fd();

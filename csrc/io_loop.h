@@ -71,6 +71,7 @@ class IoLoop {
   void give_up(const IoFailure& failure);
   Block* new_block();
   void note(const std::string& notice);
+  void note_fallback(const File& file);
 
   const int64_t block_size_;
   std::unique_ptr<Backend> backend_;
@@ -89,6 +90,7 @@ class IoLoop {
   // The thread's own.
   std::deque<std::shared_ptr<Transfer>> queues_[2];  // reads and writes take turns: a drive does both at once
   bool turn_ = false;
+  bool fallback_noted_ = false;
   std::vector<Request*> ready_;
   std::vector<std::unique_ptr<Block>> blocks_;
   std::vector<Block*> free_blocks_;

@@ -61,20 +61,22 @@ char* PinnedMemory::allocate(int64_t nbytes, Locking locking) {
   return static_cast<char*>(address);
 }
 
-void PinnedMemory::free(const void* address, int64_t nbytes) {
+void PinnedMemory::free(const void* address, std::optional<int64_t> nbytes) {
   auto* start = const_cast<char*>(static_cast<const char*>(address));
+  int64_t whole = 0;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto known = allocations_.find(start);
-    if (known == allocations_.end() || known->second.nbytes != nbytes) {
-      throw std::invalid_argument(find(address, nbytes) != nullptr
+    if (known == allocations_.end() || nbytes.value_or(known->second.nbytes) != known->second.nbytes) {
+      throw std::invalid_argument(find(address, nbytes.value_or(1)) != nullptr
                                       ? "a view cannot be freed: free the tensor that was allocated"
                                       : "not a locked tensor of this process, or freed already");
     }
+    whole = known->second.nbytes;
     forget(start);
   }
-  ::munlock(start, mapped(nbytes));
-  ::madvise(start, mapped(nbytes), MADV_DONTNEED);
+  ::munlock(start, mapped(whole));
+  ::madvise(start, mapped(whole), MADV_DONTNEED);
 }
 
 void PinnedMemory::unmap(char* address, int64_t nbytes) noexcept {

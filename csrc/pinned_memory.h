@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <optional>
 
 namespace offload {
 
@@ -23,7 +24,7 @@ class PinnedMemory {
   char* allocate(int64_t nbytes, Locking locking);
   // Gives the memory back to the system but keeps the addresses mapped, so that a forgotten view reads zeros
   // instead of ending the process. Throws std::invalid_argument unless exactly this allocation exists.
-  void free(const void* address, int64_t nbytes);
+  void free(const void* address, std::optional<int64_t> nbytes);
   // Ends the mapping, freed or not.
   void unmap(char* address, int64_t nbytes) noexcept;
 

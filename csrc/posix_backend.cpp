@@ -6,7 +6,7 @@
 #include <mutex>
 
 #include "backend.h"
-#include "signals.h"
+#include "thread.h"
 
 namespace offload {
 namespace {
@@ -25,7 +25,8 @@ class PosixBackend final : public Backend {
  public:
   PosixBackend(int queue_depth, int thread_count) : queue_depth_(queue_depth) {
     try {
-      for (int i = 0; i < thread_count; ++i) threads_.push_back(start_thread([this] { work(); }));
+      for (int i = 0; i < thread_count; ++i)
+        threads_.push_back(start_thread("offload-posix", [this] { work(); }));
     } catch (const std::system_error& error) {
       if (threads_.empty()) throw;  // some threads are enough
     }

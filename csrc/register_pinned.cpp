@@ -1,3 +1,5 @@
+#include <pybind11/stl.h>
+
 #include "bindings.h"
 #include "pinned_memory.h"
 
@@ -38,8 +40,10 @@ void register_pinned(py::module_& m) {
 
   m.def(
       "pinned_free",
-      [](uintptr_t address, int64_t nbytes) { PinnedMemory::instance().free(pointer(address), nbytes); },
-      "address"_a, "nbytes"_a, no_gil());
+      [](uintptr_t address, std::optional<int64_t> nbytes) {
+        PinnedMemory::instance().free(pointer(address), nbytes);
+      },
+      "address"_a, "nbytes"_a.none(true), no_gil());
   m.def(
       "pinned_is_locked",
       [](uintptr_t address, int64_t nbytes) {

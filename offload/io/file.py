@@ -4,6 +4,8 @@ import os
 from types import TracebackType
 from typing import Literal
 
+from typing_extensions import Self
+
 from offload import _C
 
 _MODES = {"r": _C.FileMode.READ, "rw": _C.FileMode.READ_WRITE}
@@ -66,7 +68,7 @@ class File:
     def close(self) -> None:
         self._core = None
 
-    def __enter__(self) -> "File":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from types import TracebackType
 
 import torch
+from typing_extensions import Self
 
 from offload import _C
 from offload.errors import OffloadWarning
@@ -100,7 +101,7 @@ class AsyncIOHandle(DeepSpeedNames):
         for error in self._ledger.take_failures():
             raise error
 
-    def __enter__(self) -> "AsyncIOHandle":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

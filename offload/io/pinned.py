@@ -3,11 +3,21 @@
 import resource
 import threading
 import warnings
+from typing import NamedTuple
 
 import torch
 
 from offload import _C
 from offload.errors import OffloadMemoryError, OffloadWarning
+
+
+class Totals(NamedTuple):
+    """Bytes are whole pages, as the kernel counts them."""
+
+    allocations: int
+    allocated_bytes: int
+    locked_bytes: int
+
 
 _warning_lock = threading.Lock()
 _warned = False
@@ -39,6 +49,11 @@ def free(tensor: torch.Tensor) -> None:
     _C.pinned_free(tensor.data_ptr(), tensor.nbytes)
 
 
+def free_at(address: int) -> None:
+    """`free` for who has kept only where the tensor's memory begins."""
+    _C.pinned_free(address, None)
+
+
 def is_pinned(tensor: torch.Tensor) -> bool:
     """Whether torch pinned it, or it lies wholly inside one locked allocation of ours."""
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
@@ -51,9 +66,9 @@ def is_managed(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu" and _C.pinned_is_managed(tensor.data_ptr(), tensor.nbytes)
 
 
-def totals() -> dict[str, int]:
-    """`allocations`, `allocated_bytes` and `locked_bytes` of the process, in whole pages."""
-    return _C.pinned_totals()
+def totals() -> Totals:
+    """What the process holds now."""
+    return Totals(**_C.pinned_totals())
 
 
 def _is_locked(tensor: torch.Tensor) -> bool:
@@ -73,7 +88,7 @@ def _explain(nbytes: int, lock: bool, error: OSError) -> str:
         return f"cannot allocate {nbytes} B: {error.strerror}"
     return (
         f"cannot lock {nbytes} B in memory ({error.strerror}): RLIMIT_MEMLOCK is {_memlock_limit()} and "
-        f"{totals()['locked_bytes']} B are locked by offload; raise it with `ulimit -l` or LimitMEMLOCK, "
+        f"{totals().locked_bytes} B are locked by offload; raise it with `ulimit -l` or LimitMEMLOCK, "
         "or do without (pin_memory: false)"
     )
 

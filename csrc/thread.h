@@ -26,10 +26,13 @@ class SignalsBlocked {
   sigset_t before_;
 };
 
+// The name, at most 15 characters, is what ps, gdb and perf show.
 template <class Body>
-std::thread start_thread(Body&& body) {
+std::thread start_thread(const char* name, Body&& body) {
   const SignalsBlocked inherited_by_the_thread;
-  return std::thread(std::forward<Body>(body));
+  std::thread thread(std::forward<Body>(body));
+  pthread_setname_np(thread.native_handle(), name);
+  return thread;
 }
 
 }  // namespace offload
