@@ -1,4 +1,4 @@
-"""The extension: bytes, files, memory. Addresses and lengths go in; the caller keeps the memory alive."""
+"""The extension: bytes, files, memory, arithmetic. Addresses and lengths go in; the caller keeps the memory alive."""
 
 from collections.abc import Sequence
 
@@ -71,3 +71,46 @@ def pinned_free(address: int, nbytes: int | None) -> None: ...
 def pinned_is_locked(address: int, nbytes: int) -> bool: ...
 def pinned_is_managed(address: int, nbytes: int) -> bool: ...
 def pinned_totals() -> dict[str, int]: ...
+
+class Dtype:
+    float32: Dtype
+    bfloat16: Dtype
+    float16: Dtype
+
+class Isa:
+    portable: Isa
+    avx2: Isa
+    avx512: Isa
+    @property
+    def name(self) -> str: ...
+
+class AdamOptions:
+    def __init__(
+        self,
+        *,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        weight_decay: float,
+        decoupled_weight_decay: bool,
+        bias_correction: bool,
+    ) -> None: ...
+
+class AdamBuffers:
+    def __init__(
+        self,
+        *,
+        param: int,
+        grad: int,
+        exp_avg: int,
+        exp_avg_sq: int,
+        numel: int,
+        param_dtype: Dtype,
+        grad_dtype: Dtype,
+        state_dtype: Dtype,
+    ) -> None: ...
+
+def supported_isas() -> list[Isa]: ...
+def adam_step(options: AdamOptions, step: int, buffers: AdamBuffers, num_threads: int, isa: Isa) -> None: ...
+def adam_rollback(options: AdamOptions, step: int, buffers: AdamBuffers, num_threads: int) -> None: ...

@@ -1,0 +1,51 @@
+// Include only between a `#pragma GCC target("avx2,fma,f16c")` and the end of the file.
+#pragma once
+
+#include <immintrin.h>
+
+#include "simd_portable.h"
+
+namespace offload {
+namespace {
+
+struct Avx2 {
+  using Reg = __m256;
+  static constexpr int kWidth = 8;
+
+  static Reg load(const float* address) { return _mm256_loadu_ps(address); }
+
+  static Reg load(const Bfloat16* address) {
+    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(address));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+  }
+
+  static Reg load(const Float16* address) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(address)));
+  }
+
+  static void store(float* address, Reg reg) { _mm256_storeu_ps(address, reg); }
+
+  static void store(Bfloat16* address, Reg reg) {
+    const __m256i bits = _mm256_castps_si256(reg);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i ties_to_even = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
+    const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, ties_to_even), 16);
+    const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(reg, reg, _CMP_UNORD_Q));
+    const __m256i lanes = _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc0), is_nan);
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(lanes, lanes), 0b1000);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(address), _mm256_castsi256_si128(packed));
+  }
+
+  static void store(Float16* address, Reg reg) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(address), _mm256_cvtps_ph(reg, _MM_FROUND_TO_NEAREST_INT));
+  }
+
+  static Reg set(float value) { return _mm256_set1_ps(value); }
+  static Reg mul(Reg a, Reg b) { return _mm256_mul_ps(a, b); }
+  static Reg fma(Reg a, Reg b, Reg c) { return _mm256_fmadd_ps(a, b, c); }
+  static Reg div(Reg a, Reg b) { return _mm256_div_ps(a, b); }
+  static Reg sqrt(Reg a) { return _mm256_sqrt_ps(a); }
+};
+
+}  // namespace
+}  // namespace offload

@@ -1,0 +1,51 @@
+// Include only between a `#pragma GCC target("avx512f")` and the end of the file.
+#pragma once
+
+#include <immintrin.h>
+
+#include "simd_portable.h"
+
+namespace offload {
+namespace {
+
+struct Avx512 {
+  using Reg = __m512;
+  static constexpr int kWidth = 16;
+
+  static Reg load(const float* address) { return _mm512_loadu_ps(address); }
+
+  static Reg load(const Bfloat16* address) {
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(address));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+  }
+
+  static Reg load(const Float16* address) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(address)));
+  }
+
+  static void store(float* address, Reg reg) { _mm512_storeu_ps(address, reg); }
+
+  // Not vcvtneps2bf16: it flushes subnormals, which the other vector types keep.
+  static void store(Bfloat16* address, Reg reg) {
+    const __m512i bits = _mm512_castps_si512(reg);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i ties_to_even = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+    const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, ties_to_even), 16);
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(reg, reg, _CMP_UNORD_Q);
+    const __m512i lanes = _mm512_mask_mov_epi32(rounded, is_nan, _mm512_set1_epi32(0x7fc0));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(address), _mm512_cvtepi32_epi16(lanes));
+  }
+
+  static void store(Float16* address, Reg reg) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(address), _mm512_cvtps_ph(reg, _MM_FROUND_TO_NEAREST_INT));
+  }
+
+  static Reg set(float value) { return _mm512_set1_ps(value); }
+  static Reg mul(Reg a, Reg b) { return _mm512_mul_ps(a, b); }
+  static Reg fma(Reg a, Reg b, Reg c) { return _mm512_fmadd_ps(a, b, c); }
+  static Reg div(Reg a, Reg b) { return _mm512_div_ps(a, b); }
+  static Reg sqrt(Reg a) { return _mm512_sqrt_ps(a); }
+};
+
+}  // namespace
+}  // namespace offload

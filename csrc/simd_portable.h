@@ -1,0 +1,95 @@
+// 16-bit floats, and the one-lane "vector" for CPUs without a vector file of their own.
+//
+// A vector type V has kWidth lanes in a V::Reg, and load, store, set, mul, fma, div, sqrt. Every V gives the
+// same bits: each operation rounds once, and a sum of a product is always written as fma(), so that no
+// compiler may fuse, or not fuse, on its own.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace offload {
+
+struct Bfloat16 {
+  std::uint16_t bits;
+};
+
+struct Float16 {
+  std::uint16_t bits;
+};
+
+namespace {
+
+template <class To, class From>
+inline To bit_cast(const From& from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+inline float to_float(float value) { return value; }
+
+inline float to_float(Bfloat16 value) { return bit_cast<float>(std::uint32_t{value.bits} << 16); }
+
+inline float to_float(Float16 value) {
+  const std::uint32_t sign = std::uint32_t{value.bits & 0x8000u} << 16;
+  const std::uint32_t magnitude = value.bits & 0x7fffu;
+  if (magnitude < 0x0400) {
+    return bit_cast<float>(bit_cast<std::uint32_t>(static_cast<float>(magnitude) * 0x1p-24f) | sign);
+  }
+  const std::uint32_t widened = magnitude << 13;
+  if (magnitude < 0x7c00) return bit_cast<float>(sign | (widened + (112u << 23)));
+  const std::uint32_t quiet = magnitude > 0x7c00 ? 0x00400000u : 0u;
+  return bit_cast<float>(sign | widened | 0x7f800000u | quiet);
+}
+
+inline void round_to(float value, float& out) { out = value; }
+
+inline void round_to(float value, Bfloat16& out) {
+  const auto bits = bit_cast<std::uint32_t>(value);
+  const std::uint32_t ties_to_even = 0x7fffu + ((bits >> 16) & 1u);
+  out.bits = value != value ? 0x7fc0 : static_cast<std::uint16_t>((bits + ties_to_even) >> 16);
+}
+
+inline std::uint32_t float16_magnitude(std::uint32_t bits) {
+  if (bits > 0x7f800000u) return 0x7e00u | ((bits >> 13) & 0x3ffu);
+  if (bits >= 0x477ff000u) return 0x7c00u;
+  // Below the smallest normal float16 its spacing is 2^-24, which is the spacing of floats at one half.
+  if (bits < 0x38800000u) return bit_cast<std::uint32_t>(bit_cast<float>(bits) + 0.5f) - 0x3f000000u;
+  return (bits - (112u << 23) + 0xfffu + ((bits >> 13) & 1u)) >> 13;
+}
+
+inline void round_to(float value, Float16& out) {
+  const auto bits = bit_cast<std::uint32_t>(value);
+  out.bits = static_cast<std::uint16_t>(((bits >> 16) & 0x8000u) | float16_magnitude(bits & 0x7fffffffu));
+}
+
+struct Portable {
+  using Reg = float;
+  static constexpr int kWidth = 1;
+
+  template <class T>
+  static Reg load(const T* address) {
+    T value;
+    std::memcpy(&value, address, sizeof(value));
+    return to_float(value);
+  }
+
+  template <class T>
+  static void store(T* address, Reg reg) {
+    T value;
+    round_to(reg, value);
+    std::memcpy(address, &value, sizeof(value));
+  }
+
+  static Reg set(float value) { return value; }
+  static Reg mul(Reg a, Reg b) { return a * b; }
+  static Reg fma(Reg a, Reg b, Reg c) { return std::fma(a, b, c); }
+  static Reg div(Reg a, Reg b) { return a / b; }
+  static Reg sqrt(Reg a) { return std::sqrt(a); }
+};
+
+}  // namespace
+}  // namespace offload
