@@ -1,4 +1,4 @@
-"""The extension: bytes, files, memory, arithmetic. Addresses and lengths go in; the caller keeps the memory alive."""
+"""The extension: bytes, files, memory, Adam. Addresses and lengths go in; the caller keeps memory alive."""
 
 from collections.abc import Sequence
 
