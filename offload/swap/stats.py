@@ -83,7 +83,7 @@ class Meter:
                 bytes_read=delta["read"],
                 bytes_written=delta["written"],
                 seconds_stalled=dict(delta["stalled"]),
-                locked_bytes=pinned.totals()["locked_bytes"],
+                locked_bytes=pinned.totals().locked_bytes,
                 resident_bytes=psutil.Process().memory_info().rss,
             )
             self._started = now
@@ -100,7 +100,7 @@ class Meter:
                 "bytes_written": totals["written"],
                 "seconds_stalled": totals["stalled"],
                 "kept_in_memory_bytes": dict(self._kept_in_memory),
-                "locked_bytes": pinned.totals()["locked_bytes"],
+                "locked_bytes": pinned.totals().locked_bytes,
                 "resident_bytes": psutil.Process().memory_info().rss,
             }
 
