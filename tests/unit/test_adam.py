@@ -61,14 +61,16 @@ class State:
 
 
 def make_state(numel: int, combination=COMBINATIONS[0], seed: int = 0) -> State:
+    """Random values; gradients and variances keep away from 0, by which Adam divides."""
     param_dtype, grad_dtype, state_dtype = combination
     generator = torch.Generator().manual_seed(seed)
     values = [torch.randn(numel, generator=generator) for _ in range(4)]
+    values[1] += 0.3 * values[1].sign()
     return State(
         values[0].to(param_dtype),
         (values[1] * 0.1).to(grad_dtype),
         (values[2] * 0.1).to(state_dtype),
-        (values[3].square() * 0.01).to(state_dtype),
+        (values[3].square() * 0.01 + 0.001).to(state_dtype),
     )
 
 
@@ -128,15 +130,15 @@ any_options = st.builds(
     seed=st.integers(0, 10_000),
     param_scale=st.sampled_from([0.0, 1e-3, 1.0]),
 )
-def test_three_steps_equal_torch_optim_within_float32_rounding(options, step, seed, param_scale):
+def test_step_equals_torch_optim_within_float32_rounding(options, step, seed, param_scale):
     ours = make_state(67, seed=seed)
-    ours.param *= param_scale
+    # Of the gradient's sign, so that adding the decay to the gradient loses no digits to cancellation.
+    ours.param = ours.param.abs().copysign(ours.grad) * param_scale
     theirs, start = ours.clone(), ours.param.clone()
-    for offset in range(3):
-        run_step(ours, step + offset, options)
-        torch_step(theirs, step + offset, options)
+    run_step(ours, step, options)
+    torch_step(theirs, step, options)
     way = (theirs.param - start).abs().max().item()
-    torch.testing.assert_close(ours.param, theirs.param, rtol=4e-7, atol=4e-6 * way)
+    torch.testing.assert_close(ours.param, theirs.param, rtol=2.5e-7, atol=4e-6 * way)
     torch.testing.assert_close(ours.exp_avg, theirs.exp_avg, rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(ours.exp_avg_sq, theirs.exp_avg_sq, rtol=1e-6, atol=1e-8)
 
