@@ -14,6 +14,8 @@ class BouncePool {
  public:
   BouncePool(int64_t nbytes, size_t most) : nbytes_(nbytes), most_(most) {}
 
+  int64_t nbytes() const noexcept { return nbytes_; }  // of each
+
   // Null when all are lent: the block then waits for one to come back.
   char* lend() {
     if (free_.empty() && all_.size() < most_) {

@@ -74,7 +74,11 @@ void note_depth(const BackendSettings& settings, BackendChoice& choice) {
 BackendChoice choose_backend(const BackendSettings& settings) {
   BackendChoice choice;
   if (settings.name != "auto") {
-    choice.backend = make_within_limits(settings.name, settings);
+    try {
+      choice.backend = make_within_limits(settings.name, settings);
+    } catch (const IoError& error) {
+      throw IoError(error.code(), explain(settings.name, error));
+    }
     choice.reason = "asked for";
     note_depth(settings, choice);
     return choice;

@@ -79,6 +79,18 @@ IoLoop& IoHandle::loop() const {
   return *loop_;
 }
 
+// Many transfers to many files can use up the descriptors; as they finish, they give theirs back.
+template <class Open>
+auto IoHandle::patiently(Open open) {
+  for (;;) {
+    try {
+      return open();
+    } catch (const IoError& error) {
+      if (error.code() != EMFILE || !loop().wait_for_progress()) throw;
+    }
+  }
+}
+
 std::shared_ptr<File> IoHandle::open(const std::string& path, bool writing) {
   const std::string key = (writing ? 'w' : 'r') + path;
   {
@@ -88,7 +100,8 @@ std::shared_ptr<File> IoHandle::open(const std::string& path, bool writing) {
       if (std::shared_ptr<File> file = known->second.lock(); file && still_names(path, *file)) return file;
     }
   }
-  auto file = std::make_shared<File>(path, writing ? FileMode::kWrite : FileMode::kRead);
+  const FileMode mode = writing ? FileMode::kWrite : FileMode::kRead;
+  auto file = patiently([&] { return std::make_shared<File>(path, mode); });
   const std::lock_guard<std::mutex> lock(mutex_);
   forget_closed_files();
   files_[key] = file;
@@ -104,7 +117,12 @@ void IoHandle::forget_closed_files() {
 }
 
 std::shared_ptr<Transfer> IoHandle::submit(bool writing, std::vector<Extent> extents) {
-  for (const Extent& extent : extents) check_extent(writing, extent);
+  for (const Extent& extent : extents) {
+    check_extent(writing, extent);
+    const int64_t alignment = extent.file->offset_alignment();
+    const bool whole_pages = is_aligned(extent.offset, alignment) && is_aligned(extent.nbytes, alignment);
+    if (!whole_pages) patiently([&] { return extent.file->buffered_fd(); });
+  }
   auto transfer = std::make_shared<Transfer>(next_id_++, writing, std::move(extents));
   loop().submit(transfer);
   return transfer;

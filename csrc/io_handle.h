@@ -47,6 +47,8 @@ class IoHandle {
  private:
   IoLoop& loop() const;
   void check_settings();
+  template <class Open>
+  auto patiently(Open open);
   void forget_closed_files();
 
   HandleSettings settings_;

@@ -1,7 +1,6 @@
 #include "io_loop.h"
 
 #include <algorithm>
-#include <cstring>
 #include <new>
 #include <stdexcept>
 
@@ -12,7 +11,7 @@ namespace offload {
 namespace {
 
 constexpr size_t kMostBounces = 16;
-constexpr int kMostRetries = 1000;
+constexpr int64_t kMostBounceBytes = 4 << 20;
 constexpr int64_t kMostRequestBytes = 1 << 30;  // the kernel moves at most 2 GiB - 4 KiB per call
 
 }  // namespace
@@ -20,7 +19,7 @@ constexpr int64_t kMostRequestBytes = 1 << 30;  // the kernel moves at most 2 Gi
 IoLoop::IoLoop(std::unique_ptr<Backend> backend, int64_t block_size)
     : block_size_(std::min(block_size, kMostRequestBytes)),
       backend_(std::move(backend)),
-      bounces_(std::max(block_size_, File::kMostAlignment), kMostBounces),
+      bounces_(std::max(std::min(block_size_, kMostBounceBytes), File::kMostAlignment), kMostBounces),
       thread_(start_thread("offload-io", [this] { run(); })) {}
 
 IoLoop::~IoLoop() { stop(); }
@@ -41,6 +40,7 @@ void IoLoop::submit(std::shared_ptr<Transfer> transfer) {
   if (stopping_) throw std::invalid_argument("the handle is closed");
   if (broken_) throw IoError(*broken_);
   submitted_.push_back(std::move(transfer));
+  ++submitted_count_;
   if (sleeping_) backend_->wake();
   sleeping_ = false;
 }
@@ -48,6 +48,14 @@ void IoLoop::submit(std::shared_ptr<Transfer> transfer) {
 std::vector<uint64_t> IoLoop::take_finished() {
   const std::lock_guard<std::mutex> lock(mutex_);
   return std::exchange(finished_, {});
+}
+
+bool IoLoop::wait_for_progress() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  const uint64_t before = finished_count_;
+  if (before == submitted_count_) return false;
+  progressed_.wait(lock, [&] { return finished_count_ != before; });
+  return true;
 }
 
 std::vector<std::string> IoLoop::take_notices() {
@@ -121,141 +129,13 @@ std::shared_ptr<Transfer> IoLoop::next_transfer() {
   return nullptr;
 }
 
-// Direct for whole pages, buffered for what is left at either end.
-int64_t IoLoop::block_nbytes(const Extent& extent, int64_t position, bool& direct) const {
-  const int64_t left = extent.nbytes - position;
-  const int64_t alignment = extent.file->offset_alignment();
-  const int64_t past_boundary = (extent.offset + position) & (alignment - 1);
-  direct = extent.file->is_direct() && past_boundary == 0 && left >= alignment;
-  if (direct) return std::min(std::max(block_size_, alignment), round_down(left, alignment));
-  if (!extent.file->is_direct()) return std::min(block_size_, left);
-  return std::min(alignment - past_boundary, left);
-}
-
-// False when the block has to wait for a bounce buffer.
-bool IoLoop::cut(const std::shared_ptr<Transfer>& transfer) {
-  const Extent& extent = *transfer->current();
-  const int64_t position = transfer->extent_position_;
-  Block& block = *new_block();
-  block.writing = transfer->writing();
-  block.transfer = transfer;
-  block.extent = &extent;
-  block.user_address = extent.address + position;
-  block.nbytes_total = block_nbytes(extent, position, block.direct);
-  block.offset = extent.offset + position;
-  try {
-    if (!place(block)) {
-      block.transfer.reset();
-      free_blocks_.push_back(&block);
-      return false;
-    }
-  } catch (const IoError& error) {
-    block.transfer->fail(error.failure());
-    block.transfer.reset();
-    free_blocks_.push_back(&block);
-    return true;
-  }
-  ++transfer->blocks_in_flight_;
-  transfer->advance_cursor(block.nbytes_total);
-  in_flight_.insert(&block);
-  send(block);
-  return true;
-}
-
-bool IoLoop::place(Block& block) {
-  File& file = *block.extent->file;
-  if (file.direct_wanted() && !file.is_direct()) note_fallback(file);
-  block.fd = block.direct ? file.direct_fd() : file.buffered_fd();
-  if (!block.direct || is_aligned(block.user_address, file.memory_alignment())) return true;
-  block.bounce = bounces_.lend();
-  if (block.bounce == nullptr) return false;
-  counters_.bounced_bytes += block.nbytes_total;
-  if (block.writing) std::memcpy(block.bounce, block.user_address, static_cast<size_t>(block.nbytes_total));
-  return true;
-}
-
-void IoLoop::send(Block& block) {
-  char* start = block.bounce != nullptr ? block.bounce : block.user_address;
-  block.address = start + block.position;
-  block.nbytes = block.nbytes_total - block.position;
-  ready_.push_back(&block);
-  ++counters_.requests;
-}
-
-void IoLoop::on_complete(Block& block) {
-  const int64_t result = block.result;
-  if (result > 0) return advance(block);
-  if (result == 0) return fail(block, block.writing ? EIO : ENODATA);
-  if (result == -EINVAL && block.direct) return use_buffered(block);
-  const bool transient = result == -EAGAIN || result == -EINTR;
-  if (!transient || ++block.retries > kMostRetries) return fail(block, static_cast<int>(-result));
-  send(block);
-}
-
-void IoLoop::advance(Block& block) {
-  int64_t progress = std::min(block.result, block.nbytes);
-  const bool is_short = progress < block.nbytes;
-  if (is_short) ++counters_.short_transfers;
-  // O_DIRECT cannot go on from an unaligned offset: repeat from the last aligned one.
-  if (is_short && block.direct) progress = round_down(progress, block.extent->file->offset_alignment());
-  (block.direct ? counters_.direct_bytes : counters_.buffered_bytes) += progress;
-  block.position += progress;
-  block.offset += progress;
-  if (block.position == block.nbytes_total) return retire(block);
-  if (progress == 0) return use_buffered(block);
-  send(block);
-}
-
-void IoLoop::note_fallback(const File& file) {
-  ++counters_.direct_fallbacks;
-  if (fallback_noted_) return;
-  fallback_noted_ = true;
-  note(file.path() + ": its file system refuses O_DIRECT, so transfers there go through the page cache");
-}
-
-// For the end of a file inside a page, and for file systems that take O_DIRECT at open and refuse it here.
-void IoLoop::use_buffered(Block& block) {
-  File& file = *block.extent->file;
-  if (block.result == -EINVAL) {
-    file.refuse_direct();
-    note_fallback(file);
-  }
-  try {
-    block.fd = file.buffered_fd();
-  } catch (const IoError& error) {
-    return fail(block, error.code());
-  }
-  block.direct = false;
-  send(block);
-}
-
-void IoLoop::fail(Block& block, int code) {
-  const Extent& extent = *block.extent;
-  const char* call = block.writing ? "write" : "read";
-  block.transfer->fail(
-      IoFailure{code, call, extent.file->path(), extent.offset, block.transfer->nbytes(), 0});
-  retire(block);
-}
-
-void IoLoop::retire(Block& block) {
-  if (block.bounce != nullptr) {
-    if (!block.writing) std::memcpy(block.user_address, block.bounce, static_cast<size_t>(block.position));
-    bounces_.give_back(block.bounce);
-  }
-  (block.writing ? counters_.bytes_written : counters_.bytes_read) += block.position;
-  const std::shared_ptr<Transfer> transfer = std::move(block.transfer);
-  transfer->nbytes_moved_ += block.position;
-  --transfer->blocks_in_flight_;
-  in_flight_.erase(&block);
-  free_blocks_.push_back(&block);
-  if (transfer->is_exhausted()) finish(transfer);
-}
-
 void IoLoop::finish(const std::shared_ptr<Transfer>& transfer) {
   if (transfer->failure()) ++counters_.failures;
   transfer->finish();
   const std::lock_guard<std::mutex> lock(mutex_);
   finished_.push_back(transfer->id());
+  ++finished_count_;
+  progressed_.notify_all();
 }
 
 // The kernel refuses the backend itself: nobody will ever complete what is in flight.
@@ -274,17 +154,6 @@ void IoLoop::give_up(const IoFailure& failure) {
     transfer->fail(failure);
     finish(transfer);
   }
-}
-
-IoLoop::Block* IoLoop::new_block() {
-  if (free_blocks_.empty()) {
-    blocks_.push_back(std::make_unique<Block>());
-    return blocks_.back().get();
-  }
-  Block* block = free_blocks_.back();
-  free_blocks_.pop_back();
-  *block = Block{};
-  return block;
 }
 
 }  // namespace offload

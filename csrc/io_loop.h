@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -37,6 +38,8 @@ class IoLoop {
   void stop();  // drains what was submitted; further submissions are refused
   void submit(std::shared_ptr<Transfer> transfer);
   std::vector<uint64_t> take_finished();
+  // Waits until a transfer finishes; false when none is in flight.
+  bool wait_for_progress();
   std::vector<std::string> take_notices();
   const IoCounters& counters() const noexcept { return counters_; }
 
@@ -79,7 +82,10 @@ class IoLoop {
   IoCounters counters_;
 
   std::mutex join_mutex_;
-  std::mutex mutex_;  // guards the six below; never held while waiting
+  std::mutex mutex_;  // guards what follows; never held while waiting
+  std::condition_variable progressed_;
+  uint64_t submitted_count_ = 0;
+  uint64_t finished_count_ = 0;
   std::vector<std::shared_ptr<Transfer>> submitted_;
   std::vector<uint64_t> finished_;
   std::vector<std::string> notices_;

@@ -54,7 +54,7 @@ char* PinnedMemory::allocate(int64_t nbytes, Locking locking) {
     }
   }
   const std::lock_guard<std::mutex> lock(mutex_);
-  allocations_[static_cast<char*>(address)] = {nbytes, locked};
+  allocations_[static_cast<char*>(address)] = {nbytes, locked, 0};
   ++totals_.allocations;
   totals_.allocated_bytes += static_cast<int64_t>(length);
   if (locked) totals_.locked_bytes += static_cast<int64_t>(length);
@@ -72,6 +72,9 @@ void PinnedMemory::free(const void* address, std::optional<int64_t> nbytes) {
                                       ? "a view cannot be freed: free the tensor that was allocated"
                                       : "not a locked tensor of this process, or freed already");
     }
+    if (known->second.leases != 0) {
+      throw std::invalid_argument("a transfer of this memory is in flight: wait for it before freeing");
+    }
     whole = known->second.nbytes;
     forget(start);
   }
@@ -85,6 +88,18 @@ void PinnedMemory::unmap(char* address, int64_t nbytes) noexcept {
     forget(address);
   }
   ::munmap(address, mapped(nbytes));
+}
+
+bool PinnedMemory::lease(const void* address, int64_t nbytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Allocation* allocation = find(address, nbytes);
+  if (allocation != nullptr) ++allocation->leases;
+  return allocation != nullptr;
+}
+
+void PinnedMemory::end_lease(const void* address) noexcept {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (Allocation* allocation = find(address, 1)) --allocation->leases;
 }
 
 bool PinnedMemory::is_locked(const void* address, int64_t nbytes) {
@@ -103,11 +118,11 @@ PinnedTotals PinnedMemory::totals() {
   return totals_;
 }
 
-const PinnedMemory::Allocation* PinnedMemory::find(const void* address, int64_t nbytes) {
+PinnedMemory::Allocation* PinnedMemory::find(const void* address, int64_t nbytes) {
   const auto* start = static_cast<const char*>(address);
   auto after = allocations_.upper_bound(start);
   if (after == allocations_.begin()) return nullptr;
-  const auto& [base, allocation] = *std::prev(after);
+  auto& [base, allocation] = *std::prev(after);
   return start - base <= allocation.nbytes - nbytes ? &allocation : nullptr;
 }
 

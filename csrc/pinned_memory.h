@@ -5,6 +5,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <utility>
 
 namespace offload {
 
@@ -28,6 +29,10 @@ class PinnedMemory {
   // Ends the mapping, freed or not.
   void unmap(char* address, int64_t nbytes) noexcept;
 
+  // While a transfer holds a lease on any part of an allocation, `free` is refused.
+  bool lease(const void* address, int64_t nbytes);
+  void end_lease(const void* address) noexcept;
+
   bool is_locked(const void* address, int64_t nbytes);
   bool is_managed(const void* address, int64_t nbytes);
   PinnedTotals totals();
@@ -36,10 +41,11 @@ class PinnedMemory {
   struct Allocation {
     int64_t nbytes = 0;
     bool locked = false;
+    int leases = 0;
   };
 
   PinnedMemory();
-  const Allocation* find(const void* address, int64_t nbytes);
+  Allocation* find(const void* address, int64_t nbytes);
   void forget(const char* address) noexcept;
   static void before_fork() noexcept;
   static void after_fork_in_parent() noexcept;
@@ -48,6 +54,25 @@ class PinnedMemory {
   std::mutex mutex_;
   std::map<const char*, Allocation> allocations_;
   PinnedTotals totals_;
+};
+
+// A transfer's hold on memory of ours; on anybody else's it is nothing.
+class PinnedLease {
+ public:
+  PinnedLease() = default;
+  PinnedLease(const void* address, int64_t nbytes)
+      : address_(PinnedMemory::instance().lease(address, nbytes) ? address : nullptr) {}
+  PinnedLease(PinnedLease&& other) noexcept : address_(std::exchange(other.address_, nullptr)) {}
+  PinnedLease& operator=(PinnedLease&& other) noexcept {
+    std::swap(address_, other.address_);
+    return *this;
+  }
+  ~PinnedLease() {
+    if (address_ != nullptr) PinnedMemory::instance().end_lease(address_);
+  }
+
+ private:
+  const void* address_ = nullptr;
 };
 
 // Owns one allocation from construction to destruction; what a tensor keeps alive.

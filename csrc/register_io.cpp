@@ -47,7 +47,8 @@ std::shared_ptr<Transfer> submit(IoHandle& handle, bool writing, const std::vect
   std::vector<Extent> extents;
   extents.reserve(args.size());
   for (const auto& [address, nbytes, file, offset] : args) {
-    extents.push_back({reinterpret_cast<char*>(address), nbytes, file, offset});
+    auto* start = reinterpret_cast<char*>(address);
+    extents.push_back({start, nbytes, file, offset, PinnedLease(start, nbytes)});
   }
   return handle.submit(writing, std::move(extents));
 }

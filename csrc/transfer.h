@@ -12,6 +12,7 @@
 
 #include "error.h"
 #include "file.h"
+#include "pinned_memory.h"
 
 namespace offload {
 
@@ -20,6 +21,7 @@ struct Extent {
   int64_t nbytes = 0;
   std::shared_ptr<File> file;
   int64_t offset = 0;
+  PinnedLease lease;
 };
 
 class Transfer {
