@@ -1,61 +1,31 @@
 #include "adam.h"
 
 #include <cmath>
-#include <stdexcept>
 #include <string>
 
 #include "adam_scalars.h"
-#include "parallel.h"
+#include "columns.h"
+#include "kernels.h"
+#include "require.h"
 
 namespace offload {
 namespace {
 
-void require(bool holds, const std::string& what) {
-  if (!holds) throw std::invalid_argument("adam: " + what);
+constexpr const char* kWho = "adam";
+
+bool dtypes_fit(Dtype param, Dtype grad, Dtype state) {
+  if (param == Dtype::kFloat32) return state == Dtype::kFloat32;
+  return grad == param && (state == Dtype::kFloat32 || state == param);
 }
 
-void check_options(const AdamOptions& options) {
-  require(std::isfinite(options.lr), "lr must be finite, got " + std::to_string(options.lr));
-  require(options.beta1 >= 0 && options.beta1 < 1,
-          "beta1 must lie in [0, 1) as a float32, got " + std::to_string(options.beta1));
-  require(options.beta2 >= 0 && options.beta2 < 1,
-          "beta2 must lie in [0, 1) as a float32, got " + std::to_string(options.beta2));
-  require(std::isfinite(options.eps) && options.eps >= 0,
-          "eps must be finite and not negative, got " + std::to_string(options.eps));
-  require(std::isfinite(options.weight_decay) && options.weight_decay >= 0,
-          "weight_decay must be finite and not negative, got " + std::to_string(options.weight_decay));
-}
-
-bool supports(Isa isa) {
-#if defined(__x86_64__)
-  // Every CPU with AVX2 and FMA has F16C, which not every compiler can ask for by name.
-  if (isa == Isa::kAvx2) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  if (isa == Isa::kAvx512) return __builtin_cpu_supports("avx512f");
-#endif
-  return isa == Isa::kPortable;
-}
-
-AdamKernel find_kernel(const AdamBuffers& buffers, Isa isa) {
-  require(supports(isa), "this CPU lacks the instruction set asked for; see supported_isas()");
-#if defined(__x86_64__)
-  if (isa == Isa::kAvx2) return adam_kernel_avx2(buffers);
-  if (isa == Isa::kAvx512) return adam_kernel_avx512(buffers);
-#endif
-  return adam_kernel_portable(buffers);
-}
-
-std::uintptr_t nbytes(Dtype dtype, std::int64_t numel) {
-  return static_cast<std::uintptr_t>(numel) * (dtype == Dtype::kFloat32 ? 4 : 2);
-}
-
-AdamBuffers slice(const AdamBuffers& buffers, std::int64_t begin, std::int64_t end) {
-  AdamBuffers part = buffers;
-  part.param += nbytes(buffers.param_dtype, begin);
-  part.grad += nbytes(buffers.grad_dtype, begin);
-  part.exp_avg += nbytes(buffers.state_dtype, begin);
-  part.exp_avg_sq += nbytes(buffers.state_dtype, begin);
-  part.numel = end - begin;
-  return part;
+Columns columns_of(const AdamBuffers& buffers) {
+  return {{{buffers.param, buffers.param_dtype},
+           {buffers.grad, buffers.grad_dtype},
+           {buffers.exp_avg, buffers.state_dtype},
+           {buffers.exp_avg_sq, buffers.state_dtype},
+           {buffers.param_out, buffers.param_out_dtype}},
+          buffers.numel,
+          buffers.grad_scale};
 }
 
 }  // namespace
@@ -78,36 +48,38 @@ AdamScalars adam_scalars(const AdamOptions& options, std::int64_t step) {
   return scalars;
 }
 
-void check_adam_arguments(const AdamOptions& options, std::int64_t step, const AdamBuffers& buffers,
-                          int num_threads) {
-  check_options(options);
-  require(step >= 1, "step counts from 1, got " + std::to_string(step));
-  require(num_threads >= 1, "num_threads must be at least 1, got " + std::to_string(num_threads));
-  require(buffers.numel >= 0, "numel must not be negative, got " + std::to_string(buffers.numel));
-  const bool all_given = buffers.param && buffers.grad && buffers.exp_avg && buffers.exp_avg_sq;
-  require(all_given || buffers.numel == 0,
-          "null address for a buffer of " + std::to_string(buffers.numel) + " elements");
+void check_adam_options(const AdamOptions& options, std::int64_t step) {
+  require(std::isfinite(options.lr), kWho, "lr must be finite, got " + std::to_string(options.lr));
+  require(options.beta1 >= 0 && options.beta1 < 1, kWho,
+          "beta1 must lie in [0, 1) as a float32, got " + std::to_string(options.beta1));
+  require(options.beta2 >= 0 && options.beta2 < 1, kWho,
+          "beta2 must lie in [0, 1) as a float32, got " + std::to_string(options.beta2));
+  require(std::isfinite(options.eps) && options.eps >= 0, kWho,
+          "eps must be finite and not negative, got " + std::to_string(options.eps));
+  require(std::isfinite(options.weight_decay) && options.weight_decay >= 0, kWho,
+          "weight_decay must be finite and not negative, got " + std::to_string(options.weight_decay));
+  require(step >= 1, kWho, "step counts from 1, got " + std::to_string(step));
 }
 
-std::vector<Isa> supported_isas() {
-  std::vector<Isa> isas;
-  for (Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512}) {
-    if (supports(isa)) isas.push_back(isa);
-  }
-  return isas;
+void check_adam_buffers(const AdamBuffers& buffers, int num_threads) {
+  check_columns(kWho, columns_of(buffers), num_threads);
+  require((buffers.exp_avg && buffers.exp_avg_sq) || buffers.numel == 0, kWho,
+          "null address for moments of " + std::to_string(buffers.numel) + " elements");
+  require(dtypes_fit(buffers.param_dtype, buffers.grad_dtype, buffers.state_dtype), kWho,
+          "no kernel for these dtypes: gradients share the parameters' dtype (float32 parameters also take "
+          "16-bit gradients), moments are float32 or share it (float32 for float32 parameters)");
+  require(!buffers.param_out || buffers.param_dtype == Dtype::kFloat32, kWho,
+          "param_out is a copy of float32 parameters; 16-bit ones need none");
 }
 
 void adam_step(const AdamOptions& options, std::int64_t step, const AdamBuffers& buffers, int num_threads,
                Isa isa) {
-  check_adam_arguments(options, step, buffers, num_threads);
-  const AdamKernel kernel = find_kernel(buffers, isa);
-  require(kernel != nullptr,
-          "no kernel for these dtypes: gradients share the parameters' dtype (float32 parameters also take "
-          "16-bit "
-          "gradients), moments are float32 or share it");
+  check_adam_options(options, step);
+  check_adam_buffers(buffers, num_threads);
+  const Kernels& kernels = kernels_for(isa);
   const AdamScalars scalars = adam_scalars(options, step);
-  parallel_for(buffers.numel, kAdamGrain, num_threads,
-               [&](std::int64_t begin, std::int64_t end) { kernel(scalars, slice(buffers, begin, end)); });
+  for_each_slice(columns_of(buffers), num_threads,
+                 [&](const Columns& slice) { kernels.adam(scalars, slice); });
 }
 
 }  // namespace offload

@@ -3,12 +3,11 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
+
+#include "dtype.h"
+#include "isa.h"
 
 namespace offload {
-
-enum class Dtype { kFloat32, kBfloat16, kFloat16 };
-enum class Isa { kPortable, kAvx2, kAvx512 };
 
 struct AdamOptions {
   float lr;
@@ -29,10 +28,10 @@ struct AdamBuffers {
   Dtype param_dtype;
   Dtype grad_dtype;
   Dtype state_dtype;
+  float grad_scale;          // multiplies each gradient, once that is a float32
+  std::uintptr_t param_out;  // receives a copy of the new parameter; 0 for none
+  Dtype param_out_dtype;     // rounded to nearest even; any NaN becomes one quiet NaN where this is 16-bit
 };
-
-// What this CPU can run, slowest first.
-std::vector<Isa> supported_isas();
 
 // `step` counts from 1 and includes this step. Throws std::invalid_argument before anything is written.
 void adam_step(const AdamOptions& options, std::int64_t step, const AdamBuffers& buffers, int num_threads,

@@ -3,6 +3,7 @@
 #include <stdexcept>
 
 #include "adam_scalars.h"
+#include "columns.h"
 #include "parallel.h"
 
 namespace offload {
@@ -40,15 +41,18 @@ void undo(const AdamScalars& scalars, float grad, Element at) {
 
 void adam_rollback(const AdamOptions& options, std::int64_t step, const AdamBuffers& buffers,
                    int num_threads) {
-  check_adam_arguments(options, step, buffers, num_threads);
+  check_adam_options(options, step);
+  check_adam_buffers(buffers, num_threads);
   check_reversible(options, buffers);
   const AdamScalars scalars = adam_scalars(options, step);
   auto* param = reinterpret_cast<float*>(buffers.param);
   const auto* grad = reinterpret_cast<const float*>(buffers.grad);
   auto* exp_avg = reinterpret_cast<float*>(buffers.exp_avg);
   auto* exp_avg_sq = reinterpret_cast<float*>(buffers.exp_avg_sq);
-  parallel_for(buffers.numel, kAdamGrain, num_threads, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) undo(scalars, grad[i], {param[i], exp_avg[i], exp_avg_sq[i]});
+  parallel_for(buffers.numel, kStepGrain, num_threads, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      undo(scalars, grad[i] * buffers.grad_scale, {param[i], exp_avg[i], exp_avg_sq[i]});
+    }
   });
 }
 

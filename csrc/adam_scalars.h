@@ -1,4 +1,4 @@
-// What every element of one step shares, and the kernels that use it.
+// What every element of one step shares.
 #pragma once
 
 #include <cstdint>
@@ -23,17 +23,9 @@ struct AdamScalars {
 // bits.
 AdamScalars adam_scalars(const AdamOptions& options, std::int64_t step);
 
-void check_adam_arguments(const AdamOptions& options, std::int64_t step, const AdamBuffers& buffers,
-                          int num_threads);
+// Throws std::invalid_argument for hyper-parameters or a step number out of range.
+void check_adam_options(const AdamOptions& options, std::int64_t step);
 
-// Elements per piece of work: below this, starting a thread was measured to cost more than it saves.
-constexpr std::int64_t kAdamGrain = 1 << 18;
-
-using AdamKernel = void (*)(const AdamScalars& scalars, const AdamBuffers& buffers);
-
-// nullptr for a combination of dtypes that has no kernel.
-AdamKernel adam_kernel_portable(const AdamBuffers& buffers);
-AdamKernel adam_kernel_avx2(const AdamBuffers& buffers);
-AdamKernel adam_kernel_avx512(const AdamBuffers& buffers);
+void check_adam_buffers(const AdamBuffers& buffers, int num_threads);
 
 }  // namespace offload

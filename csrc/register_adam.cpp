@@ -1,5 +1,3 @@
-#include <pybind11/stl.h>
-
 #include "adam.h"
 #include "bindings.h"
 
@@ -9,15 +7,6 @@ using namespace pybind11::literals;
 namespace offload {
 
 void register_adam(py::module_& m) {
-  py::enum_<Dtype>(m, "Dtype")
-      .value("float32", Dtype::kFloat32)
-      .value("bfloat16", Dtype::kBfloat16)
-      .value("float16", Dtype::kFloat16);
-  py::enum_<Isa>(m, "Isa")
-      .value("portable", Isa::kPortable)
-      .value("avx2", Isa::kAvx2)
-      .value("avx512", Isa::kAvx512);
-
   py::class_<AdamOptions>(m, "AdamOptions")
       .def(py::init([](float lr, float beta1, float beta2, float eps, float weight_decay,
                        bool decoupled_weight_decay, bool bias_correction) {
@@ -29,14 +18,14 @@ void register_adam(py::module_& m) {
   py::class_<AdamBuffers>(m, "AdamBuffers")
       .def(py::init([](std::uintptr_t param, std::uintptr_t grad, std::uintptr_t exp_avg,
                        std::uintptr_t exp_avg_sq, std::int64_t numel, Dtype param_dtype, Dtype grad_dtype,
-                       Dtype state_dtype) {
-             return AdamBuffers{param, grad,        exp_avg,    exp_avg_sq,
-                                numel, param_dtype, grad_dtype, state_dtype};
+                       Dtype state_dtype, float grad_scale, std::uintptr_t param_out, Dtype param_out_dtype) {
+             return AdamBuffers{param,      grad,        exp_avg,    exp_avg_sq, numel,          param_dtype,
+                                grad_dtype, state_dtype, grad_scale, param_out,  param_out_dtype};
            }),
            py::kw_only(), "param"_a, "grad"_a, "exp_avg"_a, "exp_avg_sq"_a, "numel"_a, "param_dtype"_a,
-           "grad_dtype"_a, "state_dtype"_a);
+           "grad_dtype"_a, "state_dtype"_a, "grad_scale"_a = 1.0f, "param_out"_a = 0,
+           "param_out_dtype"_a = Dtype::kFloat32);
 
-  m.def("supported_isas", &supported_isas);
   m.def("adam_step", &adam_step, "options"_a, "step"_a, "buffers"_a, "num_threads"_a, "isa"_a, no_gil());
   m.def("adam_rollback", &adam_rollback, "options"_a, "step"_a, "buffers"_a, "num_threads"_a, no_gil());
 }

@@ -45,6 +45,16 @@ struct Avx2 {
   static Reg fma(Reg a, Reg b, Reg c) { return _mm256_fmadd_ps(a, b, c); }
   static Reg div(Reg a, Reg b) { return _mm256_div_ps(a, b); }
   static Reg sqrt(Reg a) { return _mm256_sqrt_ps(a); }
+
+  using Wide = __m256d;
+  static constexpr int kWidePerReg = 2;
+
+  static void add_squares(Wide* sums, Reg reg) {
+    const Wide low = _mm256_cvtps_pd(_mm256_castps256_ps128(reg));
+    const Wide high = _mm256_cvtps_pd(_mm256_extractf128_ps(reg, 1));
+    sums[0] = _mm256_fmadd_pd(low, low, sums[0]);
+    sums[1] = _mm256_fmadd_pd(high, high, sums[1]);
+  }
 };
 
 }  // namespace

@@ -45,6 +45,17 @@ struct Avx512 {
   static Reg fma(Reg a, Reg b, Reg c) { return _mm512_fmadd_ps(a, b, c); }
   static Reg div(Reg a, Reg b) { return _mm512_div_ps(a, b); }
   static Reg sqrt(Reg a) { return _mm512_sqrt_ps(a); }
+
+  using Wide = __m512d;
+  static constexpr int kWidePerReg = 2;
+
+  static void add_squares(Wide* sums, Reg reg) {
+    const Wide low = _mm512_cvtps_pd(_mm512_castps512_ps256(reg));
+    const __m256d upper = _mm512_extractf64x4_pd(_mm512_castps_pd(reg), 1);
+    const Wide high = _mm512_cvtps_pd(_mm256_castpd_ps(upper));
+    sums[0] = _mm512_fmadd_pd(low, low, sums[0]);
+    sums[1] = _mm512_fmadd_pd(high, high, sums[1]);
+  }
 };
 
 }  // namespace

@@ -2,7 +2,7 @@
 //
 // A vector type V has kWidth lanes in a V::Reg, and load, store, set, mul, fma, div, sqrt. Every V gives the
 // same bits: each operation rounds once, and a sum of a product is always written as fma(), so that no
-// compiler may fuse, or not fuse, on its own.
+// compiler may fuse, or not fuse, on its own. V::Wide holds doubles, kWidePerReg of them the lanes of a Reg.
 #pragma once
 
 #include <cmath>
@@ -89,6 +89,11 @@ struct Portable {
   static Reg fma(Reg a, Reg b, Reg c) { return std::fma(a, b, c); }
   static Reg div(Reg a, Reg b) { return a / b; }
   static Reg sqrt(Reg a) { return std::sqrt(a); }
+
+  using Wide = double;
+  static constexpr int kWidePerReg = 1;
+
+  static void add_squares(Wide* sums, Reg reg) { *sums += static_cast<double>(reg) * reg; }
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-"""The extension: bytes, files, memory, Adam. Addresses and lengths go in; the caller keeps memory alive."""
+"""The extension: bytes, files, memory, arithmetic. Takes addresses; the caller keeps memory alive."""
 
 from collections.abc import Sequence
 
@@ -84,6 +84,11 @@ class Isa:
     @property
     def name(self) -> str: ...
 
+def supported_isas() -> list[Isa]: ...
+def gradient_norm(
+    address: int, numel: int, dtype: Dtype, num_threads: int, isa: Isa = ...
+) -> tuple[float, bool]: ...
+
 class AdamOptions:
     def __init__(
         self,
@@ -109,8 +114,10 @@ class AdamBuffers:
         param_dtype: Dtype,
         grad_dtype: Dtype,
         state_dtype: Dtype,
+        grad_scale: float = 1.0,
+        param_out: int = 0,
+        param_out_dtype: Dtype = ...,
     ) -> None: ...
 
-def supported_isas() -> list[Isa]: ...
 def adam_step(options: AdamOptions, step: int, buffers: AdamBuffers, num_threads: int, isa: Isa) -> None: ...
 def adam_rollback(options: AdamOptions, step: int, buffers: AdamBuffers, num_threads: int) -> None: ...

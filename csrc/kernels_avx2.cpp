@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <vector>
 
 #if defined(__clang__)
@@ -13,12 +14,12 @@
 #pragma GCC target("avx2,fma,f16c")
 #endif
 
-#include "adam_kernel.h"
+#include "kernels_of.h"
 #include "simd_avx2.h"
 
 namespace offload {
 
-AdamKernel adam_kernel_avx2(const AdamBuffers& buffers) { return find_kernel<Avx2>(buffers); }
+const Kernels& kernels_avx2() { return kKernelsOf<Avx2>; }
 
 }  // namespace offload
 

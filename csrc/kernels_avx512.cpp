@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <vector>
 
 #if defined(__clang__)
@@ -16,12 +17,12 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 
-#include "adam_kernel.h"
+#include "kernels_of.h"
 #include "simd_avx512.h"
 
 namespace offload {
 
-AdamKernel adam_kernel_avx512(const AdamBuffers& buffers) { return find_kernel<Avx512>(buffers); }
+const Kernels& kernels_avx512() { return kKernelsOf<Avx512>; }
 
 }  // namespace offload
 

@@ -1,0 +1,39 @@
+#include "columns.h"
+
+#include <cmath>
+#include <string>
+
+#include "parallel.h"
+#include "require.h"
+
+namespace offload {
+namespace {
+
+Columns slice(const Columns& columns, std::int64_t begin, std::int64_t end) {
+  Columns part = columns;
+  for (Column& column : part.at) {
+    if (column.address) column.address += static_cast<std::uintptr_t>(begin * nbytes_of(column.dtype));
+  }
+  part.numel = end - begin;
+  return part;
+}
+
+}  // namespace
+
+void check_columns(const char* who, const Columns& columns, int num_threads) {
+  require(num_threads >= 1, who, "num_threads must be at least 1, got " + std::to_string(num_threads));
+  require(columns.numel >= 0, who, "numel must not be negative, got " + std::to_string(columns.numel));
+  require(std::isfinite(columns.grad_scale), who,
+          "grad_scale must be finite, got " + std::to_string(columns.grad_scale));
+  const bool given = columns.at[kParam].address && columns.at[kGrad].address;
+  require(given || columns.numel == 0, who,
+          "null address for a buffer of " + std::to_string(columns.numel) + " elements");
+}
+
+void for_each_slice(const Columns& columns, int num_threads,
+                    const std::function<void(const Columns& slice)>& run) {
+  parallel_for(columns.numel, kStepGrain, num_threads,
+               [&](std::int64_t begin, std::int64_t end) { run(slice(columns, begin, end)); });
+}
+
+}  // namespace offload

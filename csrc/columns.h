@@ -1,0 +1,34 @@
+// The memory one step walks through: columns of equal length, one value of each per element.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "dtype.h"
+
+namespace offload {
+
+struct Column {
+  std::uintptr_t address;  // 0: no such column; it reads as 0, and what is stored there is dropped
+  Dtype dtype;
+};
+
+enum ColumnName { kParam, kGrad, kState, kSecondState, kParamOut, kColumnCount };
+
+struct Columns {
+  Column at[kColumnCount];
+  std::int64_t numel;
+  float grad_scale;  // multiplies each gradient, once that is a float32
+};
+
+// Elements per piece of work: below this, starting a thread was measured to cost more than it saves.
+constexpr std::int64_t kStepGrain = 1 << 18;
+
+// Throws std::invalid_argument; `who` starts the message. kParam and kGrad must be there.
+void check_columns(const char* who, const Columns& columns, int num_threads);
+
+// Calls run(slice) for pieces that together make up the columns. `run` must not throw.
+void for_each_slice(const Columns& columns, int num_threads,
+                    const std::function<void(const Columns& slice)>& run);
+
+}  // namespace offload
