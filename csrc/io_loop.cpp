@@ -95,7 +95,9 @@ void IoLoop::run_until_stopped() {
 
 bool IoLoop::take_submissions() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  for (auto& transfer : submitted_) queues_[transfer->writing()].push_back(std::move(transfer));
+  for (auto& transfer : submitted_) {
+    if (order_.enter(transfer)) enqueue(std::move(transfer));
+  }
   submitted_.clear();
   const bool idle = queues_[0].empty() && queues_[1].empty() && in_flight_.empty();
   sleeping_ = true;
@@ -129,8 +131,14 @@ std::shared_ptr<Transfer> IoLoop::next_transfer() {
   return nullptr;
 }
 
+void IoLoop::enqueue(std::shared_ptr<Transfer> transfer) {
+  auto& queue = queues_[transfer->writing()];
+  queue.push_back(std::move(transfer));
+}
+
 void IoLoop::finish(const std::shared_ptr<Transfer>& transfer) {
   if (transfer->failure()) ++counters_.failures;
+  for (auto& follower : order_.leave(*transfer)) enqueue(std::move(follower));
   transfer->finish();
   const std::lock_guard<std::mutex> lock(mutex_);
   finished_.push_back(transfer->id());
@@ -140,16 +148,21 @@ void IoLoop::finish(const std::shared_ptr<Transfer>& transfer) {
 
 // The kernel refuses the backend itself: nobody will ever complete what is in flight.
 void IoLoop::give_up(const IoFailure& failure) {
-  std::vector<std::shared_ptr<Transfer>> lost;
+  std::vector<std::shared_ptr<Transfer>> submitted;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     broken_ = std::make_unique<IoFailure>(failure);
-    lost = std::exchange(submitted_, {});
+    submitted = std::exchange(submitted_, {});
     backend_.reset();  // cancels what it still holds
   }
-  for (Block* block : in_flight_) lost.push_back(std::move(block->transfer));
-  for (auto& queue : queues_) lost.insert(lost.end(), queue.begin(), queue.end());
-  for (const auto& transfer : lost) {
+  for (auto& transfer : submitted) {
+    if (order_.enter(transfer)) enqueue(std::move(transfer));
+  }
+  for (Block* block : in_flight_) enqueue(std::move(block->transfer));
+  while (!queues_[0].empty() || !queues_[1].empty()) {
+    auto& queue = queues_[queues_[0].empty()];
+    const std::shared_ptr<Transfer> transfer = std::move(queue.front());
+    queue.pop_front();
     if (transfer->done()) continue;
     transfer->fail(failure);
     finish(transfer);

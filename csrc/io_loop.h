@@ -14,6 +14,7 @@
 
 #include "backend.h"
 #include "bounce.h"
+#include "overlap_order.h"
 #include "transfer.h"
 
 namespace offload {
@@ -71,6 +72,7 @@ class IoLoop {
   void fail(Block& block, int code);
   void retire(Block& block);
   void finish(const std::shared_ptr<Transfer>& transfer);
+  void enqueue(std::shared_ptr<Transfer> transfer);
   void give_up(const IoFailure& failure);
   Block* new_block();
   void note(const std::string& notice);
@@ -95,6 +97,7 @@ class IoLoop {
 
   // The thread's own.
   std::deque<std::shared_ptr<Transfer>> queues_[2];  // reads and writes take turns: a drive does both at once
+  OverlapOrder order_;
   bool turn_ = false;
   bool fallback_noted_ = false;
   std::vector<Request*> ready_;

@@ -54,6 +54,7 @@ class Transfer {
 
  private:
   friend class IoLoop;  // its thread alone moves the state below
+  friend class OverlapOrder;
 
   const Extent* current() const {
     return extent_index_ < extents_.size() ? &extents_[extent_index_] : nullptr;
@@ -86,6 +87,8 @@ class Transfer {
   size_t extent_index_ = 0;
   int64_t extent_position_ = 0;
   int blocks_in_flight_ = 0;
+  int waits_for_ = 0;
+  std::vector<std::shared_ptr<Transfer>> followers_;
   std::optional<IoFailure> failure_;
   std::atomic<bool> done_{false};
   std::mutex mutex_;

@@ -26,6 +26,7 @@ _LARGEST_OFFSET = (1 << 63) - 1
 class AsyncIOHandle(DeepSpeedNames):
     """Keeps `queue_depth` blocks of `block_size` bytes in flight on one backend: uring, libaio or posix.
 
+    Transfers that touch the same bytes of a file run in the order of submission, all others as they come.
     `auto` takes the first that works, and `backend_reason` says why. `intra_op_parallelism` is the least
     number of threads of the posix backend; the other two need one to keep a drive busy. `single_submit` and
     `overlap_events` are DeepSpeed's: here blocks always go in batches and completions always overlap.
@@ -54,7 +55,7 @@ class AsyncIOHandle(DeepSpeedNames):
         self._intra_op_parallelism = intra_op_parallelism
         self.backend = core.backend
         self.backend_reason = core.backend_reason
-        self._announce()
+        self._ledger.announce()
 
     def read(self, tensor: torch.Tensor, file: Target, offset: int = 0) -> Ticket:
         """Fills `tensor` from `file` at `offset`. A file that ends too early is an error of the ticket."""
@@ -82,7 +83,7 @@ class AsyncIOHandle(DeepSpeedNames):
         try:
             return self._ledger.wait_all(None if timeout is None else time.monotonic() + timeout)
         finally:
-            self._announce()
+            self._ledger.announce()
 
     def stats(self) -> dict[str, int]:
         """Counters since construction: bytes, requests, fallbacks from O_DIRECT, bounced bytes, failures."""
@@ -96,7 +97,7 @@ class AsyncIOHandle(DeepSpeedNames):
         """Drains what is in flight, stops the threads, raises the first failure that no wait has raised."""
         if self._finalizer.detach() is None or self._ledger.is_foreign:
             return
-        self._announce()
+        self._ledger.announce()
         self._ledger.close()
         for error in self._ledger.take_failures():
             raise error
@@ -152,10 +153,6 @@ class AsyncIOHandle(DeepSpeedNames):
         self._ledger.check_process()
         if self.closed:
             raise ValueError("the handle is closed")
-
-    def _announce(self) -> None:
-        for notice in self._ledger.core.take_notices():
-            warnings.warn(notice, OffloadWarning, stacklevel=3)
 
 
 def _check_positive(**settings: int) -> None:

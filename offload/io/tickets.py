@@ -4,13 +4,14 @@ import asyncio
 import os
 import threading
 import time
+import warnings
 from collections.abc import Generator, Sequence
 from typing import Any
 
 import torch
 
 from offload import _C
-from offload.errors import OffloadForkError
+from offload.errors import OffloadForkError, OffloadWarning
 
 _SLICE_SECONDS = 0.1  # a wait comes back this often, so that Ctrl-C is heard
 
@@ -51,6 +52,7 @@ class Ticket:
         """Waits for this transfer alone and returns the bytes moved; raises its error, or TimeoutError."""
         self.wait_until_done(None if timeout is None else time.monotonic() + timeout)
         self._ledger.claim(self)
+        self._ledger.announce()
         self.raise_failure()
         return self._transfer.nbytes_moved
 
@@ -171,6 +173,11 @@ class Ledger:
         for ticket in failed:
             ticket.raise_failure()
         return nfinished
+
+    def announce(self) -> None:
+        """Passes on what the native side wants the user to hear once."""
+        for notice in self.core.take_notices():
+            warnings.warn(notice, OffloadWarning, stacklevel=4)
 
     def pending(self) -> list[Ticket]:
         return [ticket for ticket in list(self._in_flight.values()) if not ticket._private]
