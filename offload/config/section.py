@@ -2,7 +2,9 @@
 
 from typing import ClassVar, Literal
 
-from offload.config.base import ConfigSection
+from pydantic import Field
+
+from offload.config.base import ConfigSection, Integer
 
 
 class OffloadConfig(ConfigSection):
@@ -12,3 +14,6 @@ class OffloadConfig(ConfigSection):
 
     backend: Literal["auto", "uring", "libaio", "posix"] = "auto"
     """What moves the bytes; `auto` takes the first of `uring`, `libaio`, `posix` that works here."""
+
+    buffer_bytes: Integer = Field(256 << 20, ge=8 << 20)
+    """All memory of the streamed optimizer step, whatever the size of the model; at least 8 MiB."""

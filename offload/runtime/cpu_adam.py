@@ -9,7 +9,7 @@ from offload import _C
 
 logger = logging.getLogger(__name__)
 
-_DTYPES = {
+DTYPES = {
     torch.float32: _C.Dtype.float32,
     torch.bfloat16: _C.Dtype.bfloat16,
     torch.float16: _C.Dtype.float16,
@@ -114,9 +114,9 @@ def _buffers(
         exp_avg=exp_avg.data_ptr(),
         exp_avg_sq=exp_avg_sq.data_ptr(),
         numel=params.numel(),
-        param_dtype=_DTYPES[params.dtype],
-        grad_dtype=_DTYPES[grads.dtype],
-        state_dtype=_DTYPES[exp_avg.dtype],
+        param_dtype=DTYPES[params.dtype],
+        grad_dtype=DTYPES[grads.dtype],
+        state_dtype=DTYPES[exp_avg.dtype],
     )
 
 
@@ -127,7 +127,7 @@ def _check(name: str, tensor: torch.Tensor, numel: int) -> None:
         raise ValueError(f"CPU Adam: {name} is not contiguous; a copy would not receive the step")
     if tensor.numel() != numel:
         raise ValueError(f"CPU Adam: {name} has {tensor.numel()} elements, params has {numel}")
-    if tensor.dtype not in _DTYPES:
+    if tensor.dtype not in DTYPES:
         raise ValueError(f"CPU Adam: {name} is {tensor.dtype}; float32, bfloat16 and float16 are supported")
 
 

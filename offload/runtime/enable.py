@@ -51,7 +51,7 @@ def _patch() -> Patch:
 
 def _seams() -> list[Seam]:
     from offload.runtime import engine, operators
-    from offload.runtime.zero3 import OffloadZeroOptimizer
+    from offload.runtime.streamed_zero3 import StreamedZeroOptimizer
     from offload.swap.partitioned_optimizer_swapper import PartitionedOptimizerSwapper
     from offload.swap.pipelined_optimizer_swapper import PipelinedOptimizerSwapper
 
@@ -66,7 +66,7 @@ def _seams() -> list[Seam]:
         ),
         Seam(f"{_ZERO}.stage3", None, "PartitionedOptimizerSwapper", lambda _: PartitionedOptimizerSwapper),
         Seam(f"{_ZERO}.stage3", None, "PipelinedOptimizerSwapper", lambda _: PipelinedOptimizerSwapper),
-        Seam(f"{_ZERO}.stage3", None, "DeepSpeedZeroOptimizer_Stage3", lambda _: OffloadZeroOptimizer),
+        Seam(f"{_ZERO}.stage3", None, "DeepSpeedZeroOptimizer_Stage3", lambda _: StreamedZeroOptimizer),
         Seam(_ENGINE, "DeepSpeedEngine", "save_checkpoint", engine.save_checkpoint),
         Seam(_ENGINE, "DeepSpeedEngine", "load_checkpoint", engine.load_checkpoint),
         Seam(_ENGINE, "DeepSpeedEngine", "zero_nvme_offload_optimizer", engine.zero_nvme_offload_optimizer),

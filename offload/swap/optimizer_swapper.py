@@ -65,19 +65,22 @@ class OptimizerSwapper:
         self.swap_element_size = dtype.itemsize
         self.largest_numel = largest_numel
         self.min_aio_bytes = max(MIN_SWAPPABLE_NBYTES, self.aio_config.block_size)
-        self.swap_buffer_manager = SwapBufferManager(
-            largest_numel,
-            swap_config.buffer_count,
-            dtype,
-            aio_handle,
-            lock=swap_config.pin_memory,
-            key=KEY,
-            staging_nbytes=2 * READ_STAGING_NBYTES,
-        )
+        self.swap_buffer_manager = self._make_manager()
         self._area = SwapArea(base_folder, KIND, rank())
         self.swap_folder = str(self._area.path)
         self.swap_params_info: dict[Any, SubGroup] = {}
         self.gradients = GradientStore(aio_handle, self.swap_buffer_manager, self.min_aio_bytes)
+
+    def _make_manager(self) -> SwapBufferManager:
+        return SwapBufferManager(
+            self.largest_numel,
+            self.swap_config.buffer_count,
+            self.dtype,
+            self.aio_handle,
+            lock=self.swap_config.pin_memory,
+            key=KEY,
+            staging_nbytes=2 * READ_STAGING_NBYTES,
+        )
 
     def is_swappable_tensor(self, tensor: torch.Tensor | None = None, numel: int | None = None) -> bool:
         """Whether a tensor, or `numel` master weights, is large enough to live on storage."""
@@ -179,6 +182,38 @@ class OptimizerSwapper:
                 self._finish_store(group)
         finally:
             self.release_swap_buffers(parameter)
+
+    def read_state(self, parameter: Any, name: str, offset: int, numel: int) -> torch.Tensor:
+        """A copy of `numel` values from `offset` on of a swapped-out sub-group's tensor.
+
+        Raises:
+            KeyError: the optimizer has no such state (yet).
+        """
+        group, place = self._place(parameter, name, offset, numel)
+        values = torch.empty(numel, dtype=group.swapped[name].dtype)
+        with naming(f"reading {place.key}"):
+            ticket = self.aio_handle.read(values, place.path, place.offset)
+        wait_all([(f"reading {place.key}", ticket)], KIND)
+        METER.read(KIND, place.nbytes)
+        return values
+
+    def write_state(self, parameter: Any, name: str, offset: int, values: torch.Tensor) -> None:
+        """Write `values` over those from `offset` on of a swapped-out sub-group's tensor."""
+        group, place = self._place(parameter, name, offset, values.numel())
+        source = values.detach().to("cpu", group.swapped[name].dtype).contiguous()
+        with naming(f"writing {place.key}"):
+            ticket = self.aio_handle.write(source, place.path, place.offset)
+        wait_all([(f"writing {place.key}", ticket)], KIND)
+        METER.written(KIND, place.nbytes)
+
+    def _place(self, parameter: Any, name: str, offset: int, numel: int) -> tuple[SubGroup, Extent]:
+        group = self.swap_params_info[self.parameter_id(parameter)]
+        self._cancel_fetch(group)
+        self._finish_store(group)
+        swapped = group.swapped[name]
+        itemsize = swapped.dtype.itemsize
+        start = swapped.extent.offset + offset * itemsize
+        return group, Extent(swapped.extent.path, start, numel * itemsize, swapped.extent.key)
 
     def purge_state(self) -> None:
         """Forget all state but the master weights: a checkpoint is about to replace it."""

@@ -1,0 +1,183 @@
+"""ZeRO-3's optimizer with swapped sub-groups stepped in chunks."""
+
+import logging
+from typing import Any
+
+import torch
+from deepspeed import comm
+from deepspeed.accelerator import get_accelerator
+
+from offload import _C
+from offload.runtime.cpu_adam import DTYPES
+from offload.runtime.streamed_adam import STATE_NAMES, StreamedAdam, refusal
+from offload.runtime.zero3 import OffloadZeroOptimizer
+from offload.swap.streamed_optimizer_swapper import StreamedOptimizerSwapper
+
+logger = logging.getLogger(__name__)
+
+
+class StreamedZeroOptimizer(OffloadZeroOptimizer):
+    """Gradients stay in host memory in the dtype they arrive in; state streams past them once per step.
+
+    Optimizers without a streamed kernel go through the whole-sub-group swappers of the base class.
+    """
+
+    optimizer_swapper: Any
+    _adam: StreamedAdam | None = None
+    _grad_scale = 1.0
+    _finite = True
+
+    # -- building
+
+    def _configure_tensor_swapping(self, offload_optimizer_config: Any, aio_config: Any) -> None:
+        reason = refusal(self.optimizer, self.master_weights_and_grads_dtype)
+        if reason is not None:
+            logger.info("optimizer state moves by whole sub-groups: %s", reason)
+            super()._configure_tensor_swapping(offload_optimizer_config, aio_config)
+            return
+        self.optimizer_swapper = StreamedOptimizerSwapper(
+            state_names=STATE_NAMES,
+            buffer_bytes=self._swap_config.offload.buffer_bytes,
+            model_itemsize=self.dtype.itemsize,
+            **self._swapper_arguments(),
+        )
+        self.offload_optimizer_fast_init = True  # the other way holds a whole sub-group in float32
+        self._adam = StreamedAdam(self)
+
+    def initialize_optimizer_states(self) -> None:
+        if self._adam is None:
+            super().initialize_optimizer_states()
+            return
+        for index, fp32 in enumerate(self.fp32_partitioned_groups_flat):
+            if self._streamed(index):
+                continue
+            gradient = torch.zeros(fp32.numel(), dtype=fp32.dtype, device=self.device)
+            if self.offload_optimizer_pin_memory:
+                gradient = get_accelerator().pin_memory(gradient)
+            fp32.grad = gradient
+            if self.fp16_partitioned_groups_flat[index] is None:
+                self._partitioned_params_swap_out(index)
+
+    def _streamed(self, index: int) -> bool:
+        return self._adam is not None and self._swappable_optimizer_subgroup(index)
+
+    # -- gradients
+
+    def _offload_grad_partition_at_boundary(
+        self, param: Any, grad_buffer: torch.Tensor, gradients: dict[int, Any], offsets: dict[int, Any]
+    ) -> None:
+        index, _, _ = self.grad_position[self.get_param_id(param)]
+        if not self._streamed(index):
+            super()._offload_grad_partition_at_boundary(param, grad_buffer, gradients, offsets)
+            return
+        self._handed_over.add(param.ds_id)
+        self.norm_for_param_grads[self.get_param_id(param)] = self._constant_buffered_norm2(grad_buffer)
+        if not self.optimizer_swapper.stream.active:
+            self.optimizer_swapper.start_pass()  # state is read while backward runs
+
+    def _constant_buffered_norm2(self, input: torch.Tensor, buffer_size: int = 250000000) -> torch.Tensor:
+        """Norm of one gradient, in one pass over it; notes on the way whether all of it is finite."""
+        if input.device.type != "cpu" or input.dtype not in DTYPES or not input.is_contiguous():
+            norm: torch.Tensor = super()._constant_buffered_norm2(input, buffer_size)
+            self._finite = self._finite and bool(torch.isfinite(norm))
+            return norm
+        value, finite = _C.gradient_norm(
+            input.data_ptr(), input.numel(), DTYPES[input.dtype], torch.get_num_threads()
+        )
+        self._finite = self._finite and finite
+        return torch.tensor(value, dtype=torch.float32)
+
+    def has_overflow(self, partition_gradients: bool = True) -> bool:
+        """Whether any rank met a gradient that is not finite; seen already while the norms were computed."""
+        if self._adam is None or not partition_gradients:
+            return bool(super().has_overflow(partition_gradients))
+        device = get_accelerator().current_device_name()
+        overflow = torch.tensor([not self._finite], dtype=torch.uint8, device=device)
+        comm.all_reduce(overflow, op=comm.ReduceOp.MAX, group=self.dp_process_group)
+        self._model_parallel_all_reduce(tensor=overflow, op=comm.ReduceOp.MAX)
+        return bool(overflow.item())
+
+    def _fills_in_zeros(self, index: int) -> bool:
+        return self._swappable_optimizer_subgroup(index) and not self._streamed(index)
+
+    def _end_window(self) -> None:
+        super()._end_window()
+        self._finite = True
+        if self._adam is not None:
+            self._adam.set_gradients.clear()
+
+    # -- the step
+
+    def _prepare_sub_group(self, sub_group_id: int, timer_names: set[str]) -> None:
+        if not self._streamed(sub_group_id):
+            super()._prepare_sub_group(sub_group_id, timer_names)
+
+    def unscale_and_clip_grads(self, sub_group_id: int, total_norm: Any) -> None:
+        if not self._streamed(sub_group_id):
+            super().unscale_and_clip_grads(sub_group_id, total_norm)
+            return
+        combined_scale = self.loss_scale
+        if self.clip_grad > 0.0:
+            clip = ((total_norm / self.loss_scale) + 1e-6) / self.clip_grad
+            combined_scale = torch.clamp(clip, min=1.0) * self.loss_scale
+        self._grad_scale = float(1.0 / combined_scale)
+
+    def _optimizer_step(self, sub_group_id: int) -> None:
+        if self._adam is None or not self._streamed(sub_group_id):
+            super()._optimizer_step(sub_group_id)
+            return
+        if not self.optimizer_swapper.stream.active:
+            self.optimizer_swapper.start_pass()
+        self._adam.step_group(sub_group_id, self._grad_scale)
+
+    def _reassign_or_swap_out_partitioned_parameters(self, sub_group_id: int) -> None:
+        if not self._streamed(sub_group_id):
+            super()._reassign_or_swap_out_partitioned_parameters(sub_group_id)
+
+    def _release_sub_group(self, sub_group_id: int, timer_names: set[str]) -> None:
+        if not self._streamed(sub_group_id):
+            super()._release_sub_group(sub_group_id, timer_names)
+
+    def step(self, closure: Any = None) -> None:
+        super().step(closure)
+        if self._adam is not None and self.params_in_nvme_and_cpu:
+            self.optimizer_swapper.stream.finish()  # the next forward reads what the last chunks write
+
+    # -- access between steps
+
+    def _optimizer_states_and_gradient_swap_in(self, sub_group_id: int, timer_names: Any = None) -> None:
+        if not self._streamed(sub_group_id):
+            super()._optimizer_states_and_gradient_swap_in(sub_group_id, timer_names)
+
+    def _get_fp32_grad_state_partition(
+        self, param: Any, release_swap_buffers: bool
+    ) -> tuple[torch.Tensor, int]:
+        index, _, _ = self.grad_position[self.get_param_id(param)]
+        if self._adam is None or not self._streamed(index):
+            return super()._get_fp32_grad_state_partition(param, release_swap_buffers)
+        values = self._adam.gradient_of(param)
+        if not release_swap_buffers:
+            self._adam.set_gradients[param.ds_id] = values  # the caller writes into it
+        return values, index
+
+    def _writeback_swap_state(self, sub_group_id: int, write_opt_state: bool, write_gradients: bool) -> None:
+        if not self._streamed(sub_group_id):
+            super()._writeback_swap_state(sub_group_id, write_opt_state, write_gradients)
+
+    def update_fp32_grad_for_param_vectorized(self, update_func: Any, param_list: list[Any]) -> None:
+        if self._adam is None:
+            super().update_fp32_grad_for_param_vectorized(update_func, param_list)
+            return
+        for param in (param for param in param_list if param.requires_grad):
+            self.set_fp32_grad_for_param(update_func(self.get_fp32_grad_for_param(param), param), param)
+
+    def partition_places(self, index: int) -> list[tuple[Any, tuple[int, int]]]:
+        """A sub-group's parameters, each with offset and number of elements of its partition."""
+        places = []
+        offset = 0
+        for param, partition in zip(
+            self.fp16_groups[index], self.fp16_partitioned_groups[index], strict=True
+        ):
+            places.append((param, (offset, partition.ds_numel)))
+            offset += partition.ds_numel
+        return places
