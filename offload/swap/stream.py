@@ -2,10 +2,12 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
 
+from offload.errors import OffloadIOError
 from offload.io import AsyncIOHandle, Ticket
 from offload.swap.arena import ALIGNMENT, align_up
 from offload.swap.buffers import SwapBufferManager
@@ -154,7 +156,12 @@ class Stream:
         self._groups_left = 0
         reading, self._reading = list(self._reading), deque()
         self._free += reading
-        wait_all([("reading ahead", slot.reading) for slot in reading if slot.reading is not None], KIND)
+        for slot in reading:
+            with suppress(
+                OffloadIOError
+            ):  # nobody uses what was read; who wants it reads it again and is told
+                wait_all([("reading ahead", slot.reading)] if slot.reading else [], KIND)
+            slot.reading = None
         self.finish()
 
     def close(self) -> None:
