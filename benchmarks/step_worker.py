@@ -13,7 +13,7 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}.items():
     os.environ.setdefault(name, value)
 
-import torch
+import torch  # noqa: E402  the environment comes first
 
 
 class Blocks(torch.nn.Module):
