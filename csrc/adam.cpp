@@ -20,6 +20,7 @@ bool dtypes_fit(Dtype param, Dtype grad, Dtype state) {
 
 Columns columns_of(const AdamBuffers& buffers) {
   return {{{buffers.param, buffers.param_dtype},
+           {0, Dtype::kInt16},
            {buffers.grad, buffers.grad_dtype},
            {buffers.exp_avg, buffers.state_dtype},
            {buffers.exp_avg_sq, buffers.state_dtype},

@@ -46,5 +46,37 @@ inline void store_group(const Column& column, std::int64_t index, const typename
   store_typed<V>(pointer_at<Float16>(column, index), regs);
 }
 
+template <class V, int kGroup>
+inline void load_split(typename V::Reg (&regs)[kGroup], const Column& upper, const Column& residual,
+                       std::int64_t index) {
+  const auto* from = pointer_at<const Bfloat16>(upper, index);
+  const auto* rest = pointer_at<const std::int16_t>(residual, index);
+#pragma GCC unroll 8
+  for (int i = 0; i < kGroup; ++i) regs[i] = V::load_split(from + i * V::kWidth, rest + i * V::kWidth);
+}
+
+template <class V, int kGroup>
+inline void store_split(const Column& upper, const Column& residual, std::int64_t index,
+                        const typename V::Reg (&regs)[kGroup]) {
+  auto* to = pointer_at<Bfloat16>(upper, index);
+  auto* rest = pointer_at<std::int16_t>(residual, index);
+#pragma GCC unroll 8
+  for (int i = 0; i < kGroup; ++i) V::store_split(to + i * V::kWidth, rest + i * V::kWidth, regs[i]);
+}
+
+template <class V, int kGroup>
+inline void load_param(typename V::Reg (&regs)[kGroup], const Columns& columns, std::int64_t index) {
+  const Column& residual = columns.at[kResidual];
+  if (residual.address) return load_split<V>(regs, columns.at[kParam], residual, index);
+  load_group<V>(regs, columns.at[kParam], index);
+}
+
+template <class V, int kGroup>
+inline void store_param(const Columns& columns, std::int64_t index, const typename V::Reg (&regs)[kGroup]) {
+  const Column& residual = columns.at[kResidual];
+  if (residual.address) return store_split<V>(columns.at[kParam], residual, index, regs);
+  store_group<V>(columns.at[kParam], index, regs);
+}
+
 }  // namespace
 }  // namespace offload

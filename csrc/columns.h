@@ -13,7 +13,8 @@ struct Column {
   Dtype dtype;
 };
 
-enum ColumnName { kParam, kGrad, kState, kSecondState, kParamOut, kColumnCount };
+// kResidual: where it is there, kParam is the bfloat16 half of a parameter in the split format; see split.h.
+enum ColumnName { kParam, kResidual, kGrad, kState, kSecondState, kParamOut, kColumnCount };
 
 struct Columns {
   Column at[kColumnCount];

@@ -25,21 +25,45 @@ struct Avx2 {
 
   static void store(float* address, Reg reg) { _mm256_storeu_ps(address, reg); }
 
+  // Keeps the lower 16 bits of each lane, which must be all there is.
+  static void store_low16(void* address, __m256i lanes) {
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(lanes, lanes), 0b1000);
+    _mm_storeu_si128(static_cast<__m128i*>(address), _mm256_castsi256_si128(packed));
+  }
+
   static void store(Bfloat16* address, Reg reg) {
     const __m256i bits = _mm256_castps_si256(reg);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
     const __m256i ties_to_even = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
     const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, ties_to_even), 16);
     const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(reg, reg, _CMP_UNORD_Q));
-    const __m256i lanes = _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc0), is_nan);
-    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(lanes, lanes), 0b1000);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(address), _mm256_castsi256_si128(packed));
+    store_low16(address, _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc0), is_nan));
   }
 
   static void store(Float16* address, Reg reg) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(address), _mm256_cvtps_ph(reg, _MM_FROUND_TO_NEAREST_INT));
   }
 
+  static Reg load_split(const Bfloat16* upper, const std::int16_t* residual) {
+    const __m256i high = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(upper)));
+    const __m256i low = _mm256_cvtepi16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(residual)));
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32(high, 16), low));
+  }
+
+  static void store_split(Bfloat16* upper, std::int16_t* residual, Reg reg) {
+    const __m256i bits = _mm256_castps_si256(reg);
+    const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(reg, reg, _CMP_UNORD_Q));
+    const __m256i sign = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(0x8000));
+    const __m256i quiet = _mm256_or_si256(sign, _mm256_set1_epi32(0x7fc0));
+    const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x8000)), 16);
+    const __m256i low = _mm256_and_si256(bits, _mm256_set1_epi32(0xffff));
+    store_low16(upper, _mm256_blendv_epi8(rounded, quiet, is_nan));
+    store_low16(residual, _mm256_andnot_si256(is_nan, low));
+  }
+
+  static Reg xor_sign(Reg a, Reg b) { return _mm256_xor_ps(a, _mm256_and_ps(b, _mm256_set1_ps(-0.0f))); }
+
+  static Reg add(Reg a, Reg b) { return _mm256_add_ps(a, b); }
   static Reg set(float value) { return _mm256_set1_ps(value); }
   static Reg mul(Reg a, Reg b) { return _mm256_mul_ps(a, b); }
   static Reg fma(Reg a, Reg b, Reg c) { return _mm256_fmadd_ps(a, b, c); }

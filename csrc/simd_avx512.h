@@ -40,6 +40,30 @@ struct Avx512 {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(address), _mm512_cvtps_ph(reg, _MM_FROUND_TO_NEAREST_INT));
   }
 
+  static Reg load_split(const Bfloat16* upper, const std::int16_t* residual) {
+    const auto* low_bits = reinterpret_cast<const __m256i*>(residual);
+    const __m512i high = _mm512_castps_si512(load(upper));
+    return _mm512_castsi512_ps(_mm512_add_epi32(high, _mm512_cvtepi16_epi32(_mm256_loadu_si256(low_bits))));
+  }
+
+  static void store_split(Bfloat16* upper, std::int16_t* residual, Reg reg) {
+    const __m512i bits = _mm512_castps_si512(reg);
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(reg, reg, _CMP_UNORD_Q);
+    const __m512i sign = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(0x8000));
+    const __m512i quiet = _mm512_or_si512(sign, _mm512_set1_epi32(0x7fc0));
+    const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x8000)), 16);
+    const __m512i high = _mm512_mask_mov_epi32(rounded, is_nan, quiet);
+    const __m512i low = _mm512_mask_mov_epi32(bits, is_nan, _mm512_setzero_si512());
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(upper), _mm512_cvtepi32_epi16(high));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(residual), _mm512_cvtepi32_epi16(low));
+  }
+
+  static Reg xor_sign(Reg a, Reg b) {
+    const __m512i sign = _mm512_and_si512(_mm512_castps_si512(b), _mm512_set1_epi32(INT32_MIN));
+    return _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(a), sign));
+  }
+
+  static Reg add(Reg a, Reg b) { return _mm512_add_ps(a, b); }
   static Reg set(float value) { return _mm512_set1_ps(value); }
   static Reg mul(Reg a, Reg b) { return _mm512_mul_ps(a, b); }
   static Reg fma(Reg a, Reg b, Reg c) { return _mm512_fmadd_ps(a, b, c); }

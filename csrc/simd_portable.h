@@ -1,8 +1,9 @@
 // 16-bit floats, and the one-lane "vector" for CPUs without a vector file of their own.
 //
-// A vector type V has kWidth lanes in a V::Reg, and load, store, set, mul, fma, div, sqrt. Every V gives the
-// same bits: each operation rounds once, and a sum of a product is always written as fma(), so that no
-// compiler may fuse, or not fuse, on its own. V::Wide holds doubles, kWidePerReg of them the lanes of a Reg.
+// A vector type V has kWidth lanes in a V::Reg, and load, store, set, add, mul, fma, div, sqrt; xor_sign(a,
+// b) is a, negated where the sign bit of b is set; the split format stands in split.h. Every V gives the same
+// bits: each operation rounds once, and a sum of a product is always written as fma(), so that no compiler
+// may fuse, or not fuse, on its own. V::Wide holds doubles, kWidePerReg of them the lanes of a Reg.
 #pragma once
 
 #include <cmath>
@@ -84,7 +85,30 @@ struct Portable {
     std::memcpy(address, &value, sizeof(value));
   }
 
+  static Reg load_split(const Bfloat16* upper, const std::int16_t* residual) {
+    Bfloat16 high;
+    std::int16_t low;
+    std::memcpy(&high, upper, sizeof(high));
+    std::memcpy(&low, residual, sizeof(low));
+    return bit_cast<float>((std::uint32_t{high.bits} << 16) + static_cast<std::uint32_t>(low));
+  }
+
+  static void store_split(Bfloat16* upper, std::int16_t* residual, Reg reg) {
+    const auto bits = bit_cast<std::uint32_t>(reg);
+    const auto quiet = static_cast<std::uint16_t>((bits >> 16 & 0x8000u) | 0x7fc0u);
+    const auto rounded = static_cast<std::uint16_t>((bits + 0x8000u) >> 16);
+    const bool is_nan = reg != reg;
+    const Bfloat16 high{is_nan ? quiet : rounded};
+    const auto low = static_cast<std::uint16_t>(is_nan ? 0 : bits);
+    std::memcpy(upper, &high, sizeof(high));
+    std::memcpy(residual, &low, sizeof(low));
+  }
+
   static Reg set(float value) { return value; }
+  static Reg add(Reg a, Reg b) { return a + b; }
+  static Reg xor_sign(Reg a, Reg b) {
+    return bit_cast<float>(bit_cast<std::uint32_t>(a) ^ (bit_cast<std::uint32_t>(b) & 0x80000000u));
+  }
   static Reg mul(Reg a, Reg b) { return a * b; }
   static Reg fma(Reg a, Reg b, Reg c) { return std::fma(a, b, c); }
   static Reg div(Reg a, Reg b) { return a / b; }

@@ -17,7 +17,7 @@ inline void update_group(const typename Rule::Scalars& scalars, const Columns& c
   Reg param[kGroup], grad[kGroup], states[Rule::kStates][kGroup];
   load_group<V>(grad, columns.at[kGrad], index);
   for (int k = 0; k < Rule::kStates; ++k) load_group<V>(states[k], columns.at[kState + k], index);
-  load_group<V>(param, columns.at[kParam], index);
+  load_param<V>(param, columns, index);
 #pragma GCC unroll 8
   for (int i = 0; i < kGroup; ++i) {
     Reg state[Rule::kStates];
@@ -25,7 +25,7 @@ inline void update_group(const typename Rule::Scalars& scalars, const Columns& c
     Rule::template update<V>(scalars, V::mul(grad[i], V::set(columns.grad_scale)), param[i], state);
     for (int k = 0; k < Rule::kStates; ++k) states[k][i] = state[k];
   }
-  store_group<V>(columns.at[kParam], index, param);
+  store_param<V>(columns, index, param);
   for (int k = 0; k < Rule::kStates; ++k) store_group<V>(columns.at[kState + k], index, states[k]);
   store_group<V>(columns.at[kParamOut], index, param);
 }
