@@ -8,4 +8,6 @@ PYBIND11_MODULE(_C, m) {
   offload::register_pinned(m);
   offload::register_kernels(m);  // before those whose defaults are its enums
   offload::register_adam(m);
+  offload::register_single_state(m);
+  offload::register_split(m);
 }

@@ -9,6 +9,8 @@ void register_io(pybind11::module_& m);
 void register_pinned(pybind11::module_& m);
 void register_kernels(pybind11::module_& m);
 void register_adam(pybind11::module_& m);
+void register_single_state(pybind11::module_& m);
+void register_split(pybind11::module_& m);
 
 using no_gil = pybind11::call_guard<pybind11::gil_scoped_release>;
 

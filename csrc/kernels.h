@@ -3,6 +3,7 @@
 
 #include "adam_scalars.h"
 #include "columns.h"
+#include "single_state_scalars.h"
 
 namespace offload {
 
@@ -12,6 +13,11 @@ constexpr int kSquareLanes = 32;
 
 struct Kernels {
   void (*adam)(const AdamScalars& scalars, const Columns& columns);
+  void (*lion)(const LionScalars& scalars, const Columns& columns);
+  void (*adagrad)(const AdagradScalars& scalars, const Columns& columns);
+  void (*sgd)(const SgdScalars& scalars, const Columns& columns);
+  void (*split_encode)(const Column& master, const Columns& split);
+  void (*split_decode)(const Columns& split, const Column& master);
   void (*add_squares)(const Column& column, std::int64_t numel, double (&lanes)[kSquareLanes]);
 };
 

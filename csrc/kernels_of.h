@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels.h"
+#include "split_kernel.h"
 #include "squares_kernel.h"
 #include "step_kernel.h"
 #include "update_rules.h"
@@ -11,7 +12,8 @@ namespace {
 
 template <class V>
 constexpr Kernels kKernelsOf = {
-    update_all<V, AdamRule>,
+    update_all<V, AdamRule>, update_all<V, LionRule>, update_all<V, AdagradRule>,
+    update_all<V, SgdRule>,  split_encode<V>,         split_decode<V>,
     add_squares<V>,
 };
 

@@ -121,3 +121,63 @@ class AdamBuffers:
 
 def adam_step(options: AdamOptions, step: int, buffers: AdamBuffers, num_threads: int, isa: Isa) -> None: ...
 def adam_rollback(options: AdamOptions, step: int, buffers: AdamBuffers, num_threads: int) -> None: ...
+
+class LionOptions:
+    def __init__(self, *, lr: float, beta1: float, beta2: float, weight_decay: float) -> None: ...
+
+class AdagradOptions:
+    def __init__(self, *, lr: float, eps: float, weight_decay: float, lr_decay: float = 0.0) -> None: ...
+
+class SgdOptions:
+    def __init__(
+        self, *, lr: float, momentum: float, dampening: float, weight_decay: float, nesterov: bool
+    ) -> None: ...
+
+class SingleStateBuffers:
+    def __init__(
+        self,
+        *,
+        param: int,
+        grad: int,
+        state: int,
+        numel: int,
+        grad_dtype: Dtype,
+        grad_scale: float = 1.0,
+        param_out: int = 0,
+        param_out_dtype: Dtype = ...,
+        residual: int = 0,
+    ) -> None: ...
+
+def lion_step(
+    options: LionOptions, step: int, buffers: SingleStateBuffers, num_threads: int, isa: Isa
+) -> None: ...
+def adagrad_step(
+    options: AdagradOptions, step: int, buffers: SingleStateBuffers, num_threads: int, isa: Isa
+) -> None: ...
+def sgd_step(
+    options: SgdOptions, step: int, buffers: SingleStateBuffers, num_threads: int, isa: Isa
+) -> None: ...
+
+class SplitBuffers:
+    def __init__(
+        self,
+        *,
+        param16: int,
+        residual: int,
+        grad: int,
+        exp_avg: int,
+        exp_avg_sq: int,
+        numel: int,
+        grad_dtype: Dtype,
+        grad_scale: float = 1.0,
+    ) -> None: ...
+
+def adam_step_split(
+    options: AdamOptions, step: int, buffers: SplitBuffers, num_threads: int, isa: Isa
+) -> None: ...
+def split_encode(
+    master: int, param16: int, residual: int, numel: int, num_threads: int, isa: Isa = ...
+) -> None: ...
+def split_decode(
+    param16: int, residual: int, master: int, numel: int, num_threads: int, isa: Isa = ...
+) -> None: ...
