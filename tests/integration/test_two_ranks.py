@@ -1,0 +1,39 @@
+"""Two ranks swap to one path, train as in memory, and go on exactly where they saved."""
+
+import torch
+
+import offload
+from tests.integration.combinations import TWO_RANKS
+from tests.integration.comparison import assert_swapped, differences, is_close
+from tests.integration.parity import Answers
+from tests.integration.ranks import run_ranks
+from tests.integration.training import resume, stock_deepspeed, train
+
+
+def test_two_ranks_train_and_resume_as_in_memory(found, swap_dir, checkpoint_dir):
+    trained = run_ranks(2, _train_and_compare, swap_dir, checkpoint_dir)
+    assert trained == [[], []]
+    resumed = run_ranks(2, _resume_and_compare, swap_dir, checkpoint_dir)
+    assert resumed == [[], []]
+    found[TWO_RANKS] = Answers()
+
+
+def _train_and_compare(swap_dir, checkpoint_dir):
+    with stock_deepspeed():
+        stock = train(TWO_RANKS.in_memory(), swap_dir)
+    in_memory = train(TWO_RANKS.in_memory(), swap_dir)
+    written = offload.stats()["bytes_written"]
+    run = train(TWO_RANKS, swap_dir, checkpoint_dir)
+    assert_swapped(TWO_RANKS, written)
+    assert run.losses == in_memory.losses
+    assert is_close(run, stock, TWO_RANKS.dtype)
+    torch.save(run, checkpoint_dir.parent / f"run{torch.distributed.get_rank()}.pt")
+    return differences(run.at_end, in_memory.at_end)
+
+
+def _resume_and_compare(swap_dir, checkpoint_dir):
+    path = checkpoint_dir.parent / f"run{torch.distributed.get_rank()}.pt"
+    run = torch.load(path, weights_only=False)
+    again = resume(TWO_RANKS, swap_dir, checkpoint_dir)
+    assert run.losses[-len(again.losses) :] == again.losses
+    return differences(run.at_save, again.at_save) + differences(run.at_end, again.at_end)
