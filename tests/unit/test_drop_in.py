@@ -3,7 +3,7 @@ import os
 import pytest
 import torch
 
-from offload.errors import OffloadIOError
+from offload.errors import OffloadIOError, OffloadWarning
 from offload.io import pinned
 from offload.io.drop_in import aio_handle, async_io_op, pin_memory_op
 
@@ -69,7 +69,8 @@ def test_a_descriptor_of_an_open_file_is_taken(stock, tmp_path):
 def test_module_functions(tmp_path):
     path = str(tmp_path / "x")
     found = torch.zeros_like(DATA)
-    assert async_io_op.aio_write(DATA, path, 1000, 4, False, True, True) == 0
+    with pytest.warns(OffloadWarning, match="block_size 1000"):
+        assert async_io_op.aio_write(DATA, path, 1000, 4, False, True, True) == 0
     assert async_io_op.aio_read(found, path, 4096, 4, True, False, True) == 0
     assert torch.equal(found, DATA)
     assert async_io_op.deepspeed_memcpy(found.zero_(), DATA) == 0
