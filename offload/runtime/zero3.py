@@ -16,6 +16,7 @@ from offload.runtime.sub_groups import (
 )
 from offload.swap.partitioned_optimizer_swapper import PartitionedOptimizerSwapper
 from offload.swap.pipelined_optimizer_swapper import PipelinedOptimizerSwapper
+from offload.swap.sub_group import MASTER
 
 
 class OffloadZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[misc]
@@ -38,6 +39,7 @@ class OffloadZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[misc]
         self._in_window = False
         self._handed_over: set[int] = set()
         self._set_by_user: set[int] = set()
+        self._edit: tuple[str, int, torch.Tensor] | None = None
         super().__init__(module, init_optimizer, param_names, timers, ds_config, **settings)
 
     # -- building and closing
@@ -45,17 +47,21 @@ class OffloadZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[misc]
     def _configure_tensor_swapping(self, offload_optimizer_config: Any, aio_config: Any) -> None:
         section = self._swap_config.offload_optimizer
         kind = PipelinedOptimizerSwapper if section.pipelined else PartitionedOptimizerSwapper
-        self.optimizer_swapper = kind(
-            swap_config=section,
-            aio_config=self._swap_config.aio,
-            base_folder=str(section.nvme_path),
-            optimizer=self.optimizer,
-            largest_numel=max(self.fp16_partitioned_groups_flat_numel),
-            device=self.device,
-            dtype=self.master_weights_and_grads_dtype,
-            timers=self.timers,
-            backend=self._swap_config.offload.backend,
-        )
+        self.optimizer_swapper = kind(**self._swapper_arguments())
+
+    def _swapper_arguments(self) -> dict[str, Any]:
+        section = self._swap_config.offload_optimizer
+        return {
+            "swap_config": section,
+            "aio_config": self._swap_config.aio,
+            "base_folder": str(section.nvme_path),
+            "optimizer": self.optimizer,
+            "largest_numel": max(self.fp16_partitioned_groups_flat_numel),
+            "device": self.device,
+            "dtype": self.master_weights_and_grads_dtype,
+            "timers": self.timers,
+            "backend": self._swap_config.offload.backend,
+        }
 
     def param_swappers(self) -> list[Any]:
         """The parameter swappers of the model, each once."""
@@ -71,7 +77,8 @@ class OffloadZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[misc]
 
     # -- gradients
 
-    def _grad_partition(self, param: Any) -> torch.Tensor:
+    def grad_partition(self, param: Any) -> torch.Tensor:
+        """This rank's part of a parameter's gradient, in host memory in the dtype gradients accumulate in."""
         partitions: dict[int, torch.Tensor] = self._DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition
         return partitions[param.ds_id]
 
@@ -83,7 +90,7 @@ class OffloadZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[misc]
         if self.micro_step_id > 0:
             for param in params_to_release:
                 if param.ds_id not in self._offload_boundary_param_ids:
-                    self._grad_partition(param).zero_()  # it is added to; what is there is an older step's
+                    self.grad_partition(param).zero_()  # it is added to; what is there is an older step's
         return super().partition_grads(params_to_release, grad_partitions)
 
     def _offload_grad_partition_at_boundary(
@@ -110,23 +117,28 @@ class OffloadZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[misc]
         for param in (param for group in self.fp16_groups for param in group):
             if param.ds_id in self._offload_boundary_param_ids and param.ds_id not in self._handed_over:
                 self._offload_grad_partition_at_boundary(
-                    param, self._grad_partition(param), gradients, offsets
+                    param, self.grad_partition(param), gradients, offsets
                 )
         self._swap_out_offload_fp32_gradients(gradients, offsets)
 
     def _zero_missing_gradients(self) -> None:
         present = self._offload_boundary_param_ids | self._set_by_user
         for index, group in enumerate(self.fp16_groups):
-            if self._swappable_optimizer_subgroup(index):
-                continue  # its swapper fills in zeros itself
+            if self._fills_in_zeros(index):
+                continue
+            in_memory = self.offload_optimizer and not self._swappable_optimizer_subgroup(index)
             for param in group:
                 if param.ds_id in present:
                     continue
-                if not self.offload_optimizer:
-                    self._grad_partition(param).zero_()
+                if not in_memory:
+                    self.grad_partition(param).zero_()
                     continue
                 _, offset, numel = self.grad_position[self.get_param_id(param)]
                 self.fp32_partitioned_groups_flat[index].grad.narrow(0, offset, numel).zero_()
+
+    def _fills_in_zeros(self, index: int) -> bool:
+        """Whether the sub-group's swapper knows which gradients are missing."""
+        return bool(self._swappable_optimizer_subgroup(index))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)
@@ -163,10 +175,19 @@ class OffloadZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[misc]
                 param, release_swap_buffers, optim_state_key
             )
             return values, index
-        self._optimizer_states_and_gradient_swap_in(index)
         fp32 = self.fp32_partitioned_groups_flat[index]
-        source = fp32 if optim_state_key is None else self.optimizer.state[fp32][optim_state_key]
-        return self._partition_of(source, offset, numel, index, release_swap_buffers), index
+        name = MASTER if optim_state_key is None else optim_state_key
+        values = self.optimizer_swapper.read_state(fp32, name, offset, numel)
+        if not release_swap_buffers:
+            self._edit = (name, offset, values)  # the caller writes into it and then swaps the sub-group out
+        return values, index
+
+    def _optimizer_states_and_gradient_swap_out(self, sub_group_id: int, timer_names: Any = None) -> None:
+        edit, self._edit = self._edit, None
+        if edit is None:
+            super()._optimizer_states_and_gradient_swap_out(sub_group_id, timer_names)
+            return
+        self.optimizer_swapper.write_state(self.fp32_partitioned_groups_flat[sub_group_id], *edit)
 
     def _get_fp32_grad_state_partition(
         self, param: Any, release_swap_buffers: bool
