@@ -69,7 +69,14 @@ class SwapBufferManager:
         """A buffer of `nbytes` bytes (dtype uint8); None when the budget is used up and `grow` is False.
 
         `grow` is for what cannot wait: it takes memory above the budget and warns once with the numbers.
+
+        Raises:
+            ValueError: the manager is closed, or `nbytes` is negative.
         """
+        if not self._finalizer.alive:
+            raise ValueError("the swap buffer manager is closed")
+        if nbytes < 0:
+            raise ValueError(f"a buffer cannot have {nbytes} B")
         buffer = self._cut(nbytes)
         if buffer is None and self._make_room(nbytes):
             buffer = self._cut(nbytes)
@@ -81,6 +88,7 @@ class SwapBufferManager:
 
     def allocate(self, num_elems: int, count: int, dtype: torch.dtype) -> list[torch.Tensor] | None:
         """`count` buffers of `num_elems` elements each, or None when the budget does not hold them all."""
+        _check_elements(num_elems)
         buffers: list[torch.Tensor] = []
         for _ in range(count):
             lent = self.lend(num_elems * dtype.itemsize)
@@ -92,6 +100,7 @@ class SwapBufferManager:
 
     def allocate_all(self, num_elems: int, dtype: torch.dtype) -> list[torch.Tensor]:
         """As many buffers of `num_elems` elements as the budget still holds."""
+        _check_elements(num_elems)
         buffers: list[torch.Tensor] = []
         while (lent := self.lend(num_elems * dtype.itemsize)) is not None:
             buffers.append(lent.view(num_elems, dtype))
@@ -140,9 +149,7 @@ class SwapBufferManager:
         try:
             return self.aio_handle.new_cpu_locked_tensor(nbytes, torch.empty(0, dtype=torch.uint8))
         except OffloadMemoryError:
-            return pinned.new(
-                nbytes, strict=False
-            )  # beyond the limit: unlocked, with one warning that says so
+            return pinned.new(nbytes, strict=False)  # beyond the limit: unlocked, with one warning for all
 
     def _slab_of(self, buffer: torch.Tensor) -> tuple[torch.Tensor, Arena]:
         for slab, arena in self._slabs:
@@ -161,6 +168,12 @@ class SwapBufferManager:
             OffloadWarning,
             stacklevel=4,
         )
+
+
+def _check_elements(num_elems: int) -> None:
+    """An empty tensor has no address, so nobody could give it back."""
+    if num_elems < 1:
+        raise ValueError(f"a buffer cannot have {num_elems} elements")
 
 
 def _free_slabs(slabs: list[tuple[torch.Tensor, Arena]], handle: LockedMemoryHandle, lock: bool) -> None:
