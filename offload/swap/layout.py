@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from offload.errors import OffloadIOError
+from offload.errors import OffloadIOError, io_error
 from offload.swap.arena import align_up
 
 
@@ -42,6 +42,7 @@ class SwapFile:
         try:
             os.posix_fallocate(descriptor, extent.offset, reserved)
         except OSError as error:
+            os.ftruncate(descriptor, self.nbytes)  # a part may have been reserved
             raise reservation_error(error, extent, reserved) from error
         finally:
             os.close(descriptor)
@@ -53,9 +54,5 @@ def reservation_error(error: OSError, extent: Extent, nbytes: int) -> OffloadIOE
     """The error for `nbytes` bytes that could not be reserved for `extent`, with what is free."""
     status = os.statvfs(os.path.dirname(extent.path))
     free = status.f_bavail * status.f_frsize
-    return OffloadIOError(
-        error.errno or 0,
-        f"cannot reserve {nbytes} B for {extent.key}: {error.strerror}, {free} B are free; "
-        "free space there or point nvme_path to a larger file system",
-        extent.path,
-    )
+    what = f"reserving {nbytes} B for {extent.key} where {free} B are free"
+    return io_error(error.errno or 0, what, extent.path, offset=extent.offset)
