@@ -1,5 +1,6 @@
 """ZeRO-3's optimizer with our swappers inside."""
 
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -70,10 +71,12 @@ class OffloadZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[misc]
 
     def destroy(self) -> None:
         """Take DeepSpeed's hooks out, then give up memory, descriptors and swap files."""
-        super().destroy()
-        swappers = [*self.param_swappers(), *([self.optimizer_swapper] if self.optimizer_swapper else [])]
-        for swapper in swappers:
-            swapper.close()
+        with ExitStack() as stack:  # whatever fails on the way, the rest is done
+            if self.optimizer_swapper:
+                stack.callback(self.optimizer_swapper.close)
+            for swapper in self.param_swappers():
+                stack.callback(swapper.close)
+            super().destroy()
 
     # -- gradients
 
@@ -153,11 +156,13 @@ class OffloadZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[misc]
     # -- the step
 
     def step(self, closure: Any = None) -> None:
-        self._zero_missing_gradients()
-        super().step(closure)
-        for swapper in self.param_swappers():
-            swapper.synchronize_writes()
-        self._end_window()
+        try:
+            self._zero_missing_gradients()
+            super().step(closure)
+            for swapper in self.param_swappers():
+                swapper.synchronize_writes()
+        finally:
+            self._end_window()  # also after a step that failed: its gradients are not those of the next one
 
     def _partition_all_parameters(self) -> None:
         super()._partition_all_parameters()

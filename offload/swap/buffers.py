@@ -2,7 +2,8 @@
 
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 import torch
@@ -50,6 +51,7 @@ class SwapBufferManager:
         self.budget_nbytes = align_up(num_elems * dtype.itemsize) * count + align_up(staging_nbytes)
         self._slabs: list[tuple[torch.Tensor, Arena]] = []
         self._warned = False
+        self._reclaim: weakref.WeakMethod[Callable[[], None]] | None = None
         self._finalizer = weakref.finalize(self, _free_slabs, self._slabs, aio_handle, lock)
         if self.budget_nbytes:
             self._add_slab(min(self.budget_nbytes, SLAB_NBYTES))
@@ -65,10 +67,18 @@ class SwapBufferManager:
         used = sum(arena.nbytes - arena.free_nbytes for _, arena in self._slabs)
         return max(0, self.budget_nbytes - used)
 
+    def reclaim_with(self, method: Callable[[], None]) -> None:
+        """Before the memory grows, `method` gives back what is only waited for, or kept for later.
+
+        A bound method, held weakly: its object owns this one.
+        """
+        self._reclaim = weakref.WeakMethod(method)
+
     def lend(self, nbytes: int, *, grow: bool = False) -> SwapBuffer | None:
         """A buffer of `nbytes` bytes (dtype uint8); None when the budget is used up and `grow` is False.
 
-        `grow` is for what cannot wait: it takes memory above the budget and warns once with the numbers.
+        `grow` is for what cannot do without: where giving back elsewhere does not help, it takes memory above
+        the budget and warns once with the numbers.
 
         Raises:
             ValueError: the manager is closed, or `nbytes` is negative.
@@ -77,10 +87,14 @@ class SwapBufferManager:
             raise ValueError("the swap buffer manager is closed")
         if nbytes < 0:
             raise ValueError(f"a buffer cannot have {nbytes} B")
-        buffer = self._cut(nbytes)
-        if buffer is None and self._make_room(nbytes):
-            buffer = self._cut(nbytes)
-        if buffer is None and grow:
+        buffer = self._cut_within_budget(nbytes)
+        if buffer is not None or not grow:
+            return buffer
+        reclaim = self._reclaim and self._reclaim()
+        if reclaim is not None:
+            reclaim()
+            buffer = self._cut_within_budget(nbytes)
+        if buffer is None:
             self._warn_growth(nbytes)
             self._add_slab(nbytes)
             buffer = self._cut(nbytes)
@@ -115,6 +129,9 @@ class SwapBufferManager:
     def close(self) -> None:
         """Free all memory through the handle; a second call does nothing."""
         self._finalizer()
+
+    def _cut_within_budget(self, nbytes: int) -> SwapBuffer | None:
+        return self._cut(nbytes) or (self._cut(nbytes) if self._make_room(nbytes) else None)
 
     def _cut(self, nbytes: int) -> SwapBuffer | None:
         for slab, arena in self._slabs:
@@ -179,10 +196,11 @@ def _check_elements(num_elems: int) -> None:
 def _free_slabs(slabs: list[tuple[torch.Tensor, Arena]], handle: LockedMemoryHandle, lock: bool) -> None:
     while slabs:
         slab, _ = slabs.pop()
-        if lock and handle.is_pinned(slab):
-            handle.free_cpu_locked_tensor(slab)
-        elif pinned.is_managed(slab):
-            pinned.free(slab)
+        with suppress(ValueError):  # a transfer that nobody waited for uses it: it goes with its last view
+            if lock and handle.is_pinned(slab):
+                handle.free_cpu_locked_tensor(slab)
+            elif pinned.is_managed(slab):
+                pinned.free(slab)
 
 
 __all__ = ["LockedMemoryHandle", "SwapBuffer", "SwapBufferManager", "SwapBufferPool"]

@@ -1,15 +1,17 @@
 """Gradients of swapped sub-groups: out as they arrive, in the dtype they arrive in; back for the step."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import torch
 
+from offload.errors import OffloadIOError
 from offload.io import AsyncIOHandle, Ticket
 from offload.swap.buffers import SwapBuffer, SwapBufferManager
 from offload.swap.stats import METER
 from offload.swap.sub_group import Gradient, SubGroup
 from offload.swap.tensor_swapper import AsyncTensorSwapper
-from offload.swap.transfers import naming, wait_all
+from offload.swap.transfers import first_failure, naming, wait_all
 
 KIND = "gradients"
 WRITE_STAGING_NBYTES = 4 << 20
@@ -33,6 +35,11 @@ class GradientStore:
         self._min_nbytes = min_nbytes
         self._swapper = AsyncTensorSwapper(aio_handle, 1, kind=KIND)
         self._staging: list[SwapBuffer] = []
+        self._failure: OffloadIOError | None = None
+
+    def begin_window(self) -> None:
+        """Gradients of the next step follow; what happened to the last ones no longer matters."""
+        self._failure = None
 
     def swap_out(self, group: SubGroup, offsets: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
         """Start writing `tensors`, the gradients at `offsets` (elements) of the sub-group."""
@@ -51,8 +58,14 @@ class GradientStore:
         self.flush()
 
     def swap_in(self, group: SubGroup, destination: torch.Tensor) -> None:
-        """Fill `destination` with the sub-group's gradient; where no gradient arrived it is zero."""
+        """Fill `destination` with the sub-group's gradient; where no gradient arrived it is zero.
+
+        Raises:
+            OffloadIOError: it cannot be read, or one of this step's gradients could not be written.
+        """
         self.flush()
+        if self._failure is not None:
+            raise self._failure
         present = sorted(group.gradients.values(), key=lambda gradient: gradient.offset)
         if sum(gradient.numel for gradient in present) < destination.numel():
             destination.zero_()
@@ -68,22 +81,35 @@ class GradientStore:
         if not self._swapper.has_buffers():
             return
         try:
-            self._swapper.release_buffers()
+            with self._remembering():
+                self._swapper.release_buffers()
         finally:
-            self._return_staging()
+            if not self._swapper.has_buffers():  # after Ctrl-C the drive may still read them: they stay lent
+                self._return_staging()
 
     def close(self) -> None:
-        self._return_staging()
+        """As `flush`, but nobody will miss what cannot be written any more."""
+        with suppress(OffloadIOError):
+            self.flush()
+
+    @contextmanager
+    def _remembering(self) -> Iterator[None]:
+        """A gradient that is not on storage must not be taken for the one of an earlier step that is."""
+        try:
+            yield
+        except OffloadIOError as error:
+            self._failure = error
+            raise
 
     def _write(self, group: SubGroup, offset: int, tensor: torch.Tensor) -> None:
         if offset in group.gradients:
             self.flush()  # two writes to one place must not be in flight together
-        extent = group.gradient_extent(offset, tensor.numel(), tensor.dtype)
-        if not self._swapper.has_buffers():
-            self._swapper.add_buffers(
-                [buffer.buffer for buffer in self._lend_staging(WRITE_STAGING_COUNT, WRITE_STAGING_NBYTES)]
-            )
-        self._swapper.swap_out(tensor, extent, tensor.dtype)
+        with self._remembering():
+            extent = group.gradient_extent(offset, tensor.numel(), tensor.dtype)
+            if not self._swapper.has_buffers():
+                staging = self._lend_staging(WRITE_STAGING_COUNT, WRITE_STAGING_NBYTES)
+                self._swapper.add_buffers([buffer.buffer for buffer in staging])
+            self._swapper.swap_out(tensor, extent, tensor.dtype)
         group.gradients[offset] = Gradient(offset, tensor.numel(), tensor.dtype, extent=extent)
 
     def _read(self, group: SubGroup, gradient: Gradient, destination: torch.Tensor) -> None:
@@ -95,6 +121,13 @@ class GradientStore:
         numel = READ_STAGING_NBYTES // gradient.dtype.itemsize
         starts = range(0, gradient.numel, numel)
         pending: list[tuple[int, torch.Tensor, Ticket]] = []
+
+        def convert_oldest() -> None:
+            start, piece, ticket = pending[0]
+            wait_all([(what, ticket)], KIND)
+            del pending[0]
+            destination.narrow(0, start, piece.numel()).copy_(piece)
+
         try:
             for turn, start in enumerate(starts):
                 piece = buffers[turn % 2].view(min(numel, gradient.numel - start), gradient.dtype)
@@ -103,12 +136,11 @@ class GradientStore:
                     pending.append((start, piece, self._handle.read(piece, gradient.extent.path, position)))
                 METER.read(KIND, piece.nbytes)
                 if len(pending) == 2:
-                    _convert(what, *pending.pop(0), destination)
+                    convert_oldest()
             while pending:
-                _convert(what, *pending.pop(0), destination)
+                convert_oldest()
         finally:
-            for _, _, ticket in pending:
-                wait_all([(what, ticket)], KIND)
+            first_failure([(what, ticket) for _, _, ticket in pending], KIND)  # the first one is under way
             self._return_staging()
 
     def _lend_staging(self, count: int, nbytes: int) -> list[SwapBuffer]:
@@ -121,8 +153,3 @@ class GradientStore:
     def _return_staging(self) -> None:
         while self._staging:
             self._staging.pop().release()
-
-
-def _convert(what: str, start: int, piece: torch.Tensor, ticket: Ticket, destination: torch.Tensor) -> None:
-    wait_all([(what, ticket)], KIND)
-    destination.narrow(0, start, piece.numel()).copy_(piece)

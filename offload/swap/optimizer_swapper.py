@@ -1,25 +1,23 @@
 """Moves sub-groups of optimizer state between storage and memory: what all optimizer swappers share."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from offload.errors import OffloadIOError
 from offload.io import AsyncIOHandle
 from offload.swap.area import SwapArea
 from offload.swap.buffers import SwapBufferManager
 from offload.swap.gradients import READ_STAGING_NBYTES, GradientStore
 from offload.swap.layout import Extent
 from offload.swap.staging import pieces, staging_writer
-from offload.swap.stats import METER
-from offload.swap.sub_group import GRADIENT, MASTER, SubGroup, state_tensors
+from offload.swap.sub_group import MASTER, SubGroup
+from offload.swap.sub_group_mover import KIND, SubGroupMover
 from offload.swap.tensor_swapper import AsyncTensorSwapper
-from offload.swap.transfers import MIN_SWAPPABLE_NBYTES, as_aio_config, naming, placeholder, rank, wait_all
+from offload.swap.transfers import MIN_SWAPPABLE_NBYTES, as_aio_config, rank
 
-KIND = "optimizer"
 KEY = "zero_optimization.offload_optimizer.buffer_count"
 STAGING_NBYTES = 8 << 20
 """Size of one staging buffer; two of them keep the drive busy while the next piece is converted."""
@@ -70,6 +68,7 @@ class OptimizerSwapper:
         self.swap_folder = str(self._area.path)
         self.swap_params_info: dict[Any, SubGroup] = {}
         self.gradients = GradientStore(aio_handle, self.swap_buffer_manager, self.min_aio_bytes)
+        self._mover = SubGroupMover(optimizer, aio_handle, self.swap_buffer_manager, self.gradients)
 
     def _make_manager(self) -> SwapBufferManager:
         return SwapBufferManager(
@@ -141,6 +140,8 @@ class OptimizerSwapper:
         """Forget the gradients of the last step; a parameter that gets none in this one has gradient zero."""
         for group in self.swap_params_info.values():
             group.gradients.clear()
+            self._mover.drop_gradient(group)
+        self.gradients.begin_window()
 
     def swap_out_gradients(
         self, parameter: Any, gradient_offsets: Sequence[int], gradient_tensors: Sequence[torch.Tensor]
@@ -164,13 +165,12 @@ class OptimizerSwapper:
         """Swap a sub-group out without writing it: it was only looked at."""
         group = self._group(parameter)
         if group is not None:
-            self._cancel_fetch(group)
-            self._detach(group)
+            self._mover.release(group)
 
     def writeback_optimizer_state_and_gradients(
         self, parameter: Any, write_opt_state: bool, write_gradients: bool
     ) -> None:
-        """Swap a changed sub-group out; `write_*` say what changed."""
+        """Swap a changed sub-group out; `write_*` say what changed. What cannot be written stays."""
         group = self._group(parameter)
         if group is None:
             return
@@ -178,8 +178,8 @@ class OptimizerSwapper:
             if write_gradients and parameter.grad is not None:
                 self.gradients.write_back(group, parameter.grad)
             if write_opt_state:
-                self._start_store(group)
-                self._finish_store(group)
+                self._mover.start_store(group)
+                self._mover.finish_store(group)
         finally:
             self.release_swap_buffers(parameter)
 
@@ -218,18 +218,23 @@ class OptimizerSwapper:
     def purge_state(self) -> None:
         """Forget all state but the master weights: a checkpoint is about to replace it."""
         for group in self.swap_params_info.values():
-            self._cancel_fetch(group)
-            self._finish_store(group)
+            self._mover.discard(group)
             group.forget_state(keep=())
 
     def swapped_state(self, parameter: Any) -> Mapping[str, tuple[Extent, torch.dtype]]:
-        """Extent and dtype of each tensor of a swapped-out sub-group, complete on storage, by state name"""
+        """Extent and dtype of each tensor of a sub-group, complete on storage, by state name.
+
+        Raises:
+            OffloadIOError: it could not be written, now or before.
+        """
         group = self.swap_params_info[self.parameter_id(parameter)]
-        self._finish_store(group)
+        if group.resident:
+            self._mover.start_store(group)
+        self._mover.finish_store(group)
         return {name: (swapped.extent, swapped.dtype) for name, swapped in group.swapped.items()}
 
     def replace_state(self, parameter: Any, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Write `tensors` (keys as in `swapped_state`) over a swapped-out sub-group's.
+        """Write `tensors` (keys as in `swapped_state`) over a sub-group's.
 
         State that the optimizer no longer has is forgotten, other state is kept.
 
@@ -237,8 +242,7 @@ class OptimizerSwapper:
             ValueError: a tensor does not have the sub-group's number of elements.
         """
         group = self.swap_params_info[self.parameter_id(parameter)]
-        self._cancel_fetch(group)
-        self._finish_store(group)
+        self._mover.discard(group)
         group.forget_state(keep=self.optimizer.state.get(parameter, {}))
         with self._staging_writer() as writer:
             for name, tensor in tensors.items():
@@ -246,23 +250,17 @@ class OptimizerSwapper:
                     raise ValueError(f"{group.describe(name)} cannot take {tensor.numel()} elements")
                 target = group.swapped_tensor(name, self.dtype if name == MASTER else tensor.dtype)
                 writer.swap_out(tensor, target.extent, target.dtype)
-        self._detach(group)
+        self._mover.release(group)
 
     def close(self) -> None:
         """Finish what is under way and give up memory, descriptors and files; a second call does nothing."""
-        try:
-            self.gradients.flush()
+        with ExitStack() as stack:  # whatever fails on the way, the rest is done; last in, first out
+            stack.callback(self._area.close)
+            stack.callback(self.swap_buffer_manager.close)
+            stack.callback(self.aio_handle.close)  # drains: from here on no transfer uses the memory
+            stack.callback(self.gradients.close)
             for group in self.swap_params_info.values():
-                self._finish_store(group)
-                self._cancel_fetch(group)
-        finally:
-            for group in self.swap_params_info.values():
-                self._detach(group)
-                group.release_buffers()
-            self.gradients.close()
-            self.swap_buffer_manager.close()
-            self.aio_handle.close()
-            self._area.close()
+                self._mover.discard(group)
 
     def _register(self, parameter: Any, numel: int) -> SubGroup:
         key = self.parameter_id(parameter)
@@ -279,91 +277,3 @@ class OptimizerSwapper:
         budget = self.swap_buffer_manager.budget_nbytes
         nbytes = min(STAGING_NBYTES, max(self.min_aio_bytes, budget // 2))
         return staging_writer(self.aio_handle, self.swap_buffer_manager, nbytes, KIND)
-
-    def _start_fetch(self, group: SubGroup, *, grow: bool) -> bool:
-        """Lend memory and start reading; False, with nothing lent, when it does not fit and may not grow."""
-        self._finish_store(group)
-        for name, swapped in group.swapped.items():
-            buffer = self.swap_buffer_manager.lend(swapped.extent.nbytes, grow=grow)
-            if buffer is None:
-                group.release_buffers()
-                return False
-            group.buffers[name] = buffer
-        for name, swapped in group.swapped.items():
-            view = group.buffers[name].view(group.numel, swapped.dtype)
-            what = f"reading {group.describe(name)}"
-            with naming(what):
-                ticket = self.aio_handle.read(view, swapped.extent.path, swapped.extent.offset)
-            METER.read(KIND, swapped.extent.nbytes)
-            group.reading.append((what, ticket))
-        return True
-
-    def _finish_fetch(self, group: SubGroup) -> None:
-        """Wait for the reads and let the optimizer see the sub-group, its gradient included."""
-        reading, group.reading = group.reading, []
-        try:
-            wait_all(reading, KIND)
-            gradient = self.swap_buffer_manager.lend(group.numel * self.swap_element_size, grow=True)
-            if gradient is None:
-                raise MemoryError(f"no memory for {group.describe('gradient')}")
-            group.buffers[GRADIENT] = gradient
-            group.parameter.grad = None
-            self._attach(group)
-            group.parameter.grad = gradient.view(group.numel, self.dtype)
-            self.gradients.swap_in(group, group.parameter.grad)
-        except (OffloadIOError, MemoryError):
-            self._detach(group)
-            group.release_buffers()
-            raise
-        group.resident = True
-
-    def _cancel_fetch(self, group: SubGroup) -> None:
-        """Wait for reads nobody will use, and give their memory back."""
-        reading, group.reading = group.reading, []
-        try:
-            wait_all(reading, KIND)
-        finally:
-            group.release_buffers()
-
-    def _attach(self, group: SubGroup) -> None:
-        state = self.optimizer.state.get(group.parameter, {})
-        for name, swapped in group.swapped.items():
-            tensor = group.parameter if name == MASTER else state[name]
-            tensor.data = group.buffers[name].view(group.numel, swapped.dtype)
-
-    def _detach(self, group: SubGroup) -> None:
-        """Leave the optimizer placeholders, so that no tensor points into memory that is lent on."""
-        group.parameter.grad = None
-        if MASTER in group.swapped:
-            group.parameter.data = placeholder(self.dtype)
-        for name, tensor in state_tensors(self.optimizer, group):
-            if name in group.swapped:
-                tensor.data = placeholder(tensor.dtype)
-
-    def _start_store(self, group: SubGroup) -> None:
-        """Start writing a resident sub-group, new state included; its tensors become placeholders."""
-        tensors = [(MASTER, group.parameter), *state_tensors(self.optimizer, group)]
-        for name, tensor in tensors:
-            swapped = group.swapped_tensor(name, tensor.dtype)
-            what = f"writing {group.describe(name)}"
-            source = tensor.data.reshape(-1)
-            with naming(what):
-                ticket = self.aio_handle.write(source, swapped.extent.path, swapped.extent.offset)
-            METER.written(KIND, swapped.extent.nbytes)
-            group.writing.append((what, ticket))
-        self._detach(group)
-        if (gradient := group.buffers.pop(GRADIENT, None)) is not None:
-            gradient.release()
-        group.written_from = list(group.buffers.values())
-        group.buffers = {}
-        group.resident = False
-
-    def _finish_store(self, group: SubGroup) -> None:
-        """Wait for the writes and take the memory back."""
-        writing, group.writing = group.writing, []
-        buffers, group.written_from = group.written_from, []
-        try:
-            wait_all(writing, KIND)
-        finally:
-            for buffer in buffers:
-                buffer.release()

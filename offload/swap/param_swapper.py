@@ -1,6 +1,7 @@
 """Moves parameter partitions between storage and a small arena; ZeRO-3 drives it parameter by parameter."""
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 
 from offload.errors import OffloadConfigError, OffloadIOError
 from offload.swap.area import SwapArea
+from offload.swap.arena import ALIGNMENT, align_up
 from offload.swap.buffers import SwapBuffer, SwapBufferManager
 from offload.swap.layout import Extent, SwapFile
 from offload.swap.partition import KIND, Partition
@@ -15,6 +17,8 @@ from offload.swap.stats import METER
 from offload.swap.transfers import MIN_SWAPPABLE_NBYTES, as_aio_config, rank
 
 KEY = "zero_optimization.offload_param.buffer_count or buffer_size"
+RESERVED_NBYTES = 16 << 20
+"""What the optimizer's initialisation borrows: enough to keep a drive busy."""
 
 
 class AsyncPartitionedParameterSwapper:
@@ -45,6 +49,7 @@ class AsyncPartitionedParameterSwapper:
             lock=config.pin_memory,
             key=KEY,
         )
+        self.swap_buffer_manager.reclaim_with(self._give_back)
         self._area = SwapArea(config.nvme_path, "parameters", rank())
         self.swap_folder = str(self._area.path)
         self._file = SwapFile(Path(self.swap_folder) / "parameters.swp")
@@ -71,8 +76,11 @@ class AsyncPartitionedParameterSwapper:
 
         Raises:
             KeyError: `param` was never swapped out.
+            OffloadIOError: it could not be written.
         """
         partition = self._partitions[param.ds_id]
+        partition.finish_write()
+        partition.retry_write()
         partition.finish_write()
         return partition.extent
 
@@ -126,11 +134,13 @@ class AsyncPartitionedParameterSwapper:
         self._finish(Partition.finish_read)
 
     def synchronize_writes(self) -> None:
-        """Wait for the writes and take their memory back.
+        """Wait for the writes, those that failed before tried once more, and take their memory back.
 
         Raises:
-            OffloadIOError: naming the parameter that could not be written.
+            OffloadIOError: naming the parameter that could not be written; its values stay in memory.
         """
+        self._finish(Partition.finish_write)
+        self._finish(Partition.retry_write)
         self._finish(Partition.finish_write)
 
     def remove_partition_and_release_buffers(self, params: Sequence[Any]) -> None:
@@ -141,15 +151,13 @@ class AsyncPartitionedParameterSwapper:
         """
         for param in params:
             partition = self._partitions.get(param.ds_id)
-            if partition is None or partition.in_use:
-                continue
-            partition.drop()
+            if partition is not None:
+                partition.forget()
 
     def drop_prefetched(self) -> None:
         """Forget partitions that were read ahead and not used: an optimizer step makes them stale."""
         for partition in self._partitions.values():
-            if partition.buffer is not None and partition.writing is None and not partition.in_use:
-                partition.drop()
+            partition.forget()
 
     def swap_out_partitioned_params(
         self, dst_fp16_params: Sequence[Any], src_fp32_params: Sequence[torch.Tensor]
@@ -166,9 +174,9 @@ class AsyncPartitionedParameterSwapper:
         """Nothing to reserve: new values leave through the same arena, one partition at a time."""
 
     def reserve_available_buffers(self) -> list[torch.Tensor]:
-        """Lend half of the free arena to the optimizer's initialisation."""
-        nbytes = max(self.min_aio_bytes, self.swap_buffer_manager.free_nbytes // 2)
-        buffer = self.swap_buffer_manager.lend(nbytes - nbytes % self.swap_element_size, grow=True)
+        """Lend a part of the arena to the optimizer's initialisation, which reads partitions through it."""
+        nbytes = min(RESERVED_NBYTES, align_up(self.swap_buffer_manager.free_nbytes // 2))
+        buffer = self.swap_buffer_manager.lend(max(nbytes, ALIGNMENT), grow=True)
         if buffer is None:
             return []
         self._reserved.append(buffer)
@@ -180,7 +188,7 @@ class AsyncPartitionedParameterSwapper:
 
     def read_partition(self, param: Any) -> torch.Tensor:
         """A copy of a partition's current values in ordinary memory, wherever they are."""
-        partition = self._partitions.get(param.ds_id)
+        partition = self._swapped(param)
         if partition is None or partition.available:
             copy: torch.Tensor = param.ds_tensor.detach().cpu().clone()
             return copy
@@ -190,25 +198,27 @@ class AsyncPartitionedParameterSwapper:
 
     def write_partition(self, param: Any, values: torch.Tensor) -> None:
         """Replace a partition's values, wherever they are."""
-        if param.ds_id not in self._partitions:
+        if self._swapped(param) is None:
             param.ds_tensor.data.copy_(values)
             return
         self.swap_out_partitioned_params([param], [values])
 
     def close(self) -> None:
         """Finish what is under way and give up memory, descriptors and files; a second call does nothing."""
-        try:
-            self.synchronize_writes()
-            self.synchronize_reads()
-        finally:
+        with ExitStack() as stack:  # whatever fails on the way, the rest is done; last in, first out
+            stack.callback(self._area.close)
+            stack.callback(self.swap_buffer_manager.close)
+            stack.callback(self.aio_handle.close)  # drains: from here on no transfer uses the memory
+            stack.callback(self.release_reserved_buffers)
             for partition in self._partitions.values():
                 if partition.in_use:
                     partition.param.data = partition.param.data.clone()  # a view of memory that goes away now
-                partition.drop()
-            self.release_reserved_buffers()
-            self.swap_buffer_manager.close()
-            self.aio_handle.close()
-            self._area.close()
+                if partition.buffer is not None:
+                    partition.drop()
+
+    def _swapped(self, param: Any) -> Partition | None:
+        """None for a parameter that lives in memory: a small one, or one DeepSpeed moved there for good."""
+        return self._partitions.get(param.ds_id) if param.ds_tensor.final_location == "nvme" else None
 
     def _lend(self, partition: Partition) -> SwapBuffer:
         nbytes, budget = partition.extent.nbytes, self.swap_buffer_manager.budget_nbytes
@@ -216,16 +226,15 @@ class AsyncPartitionedParameterSwapper:
             raise OffloadConfigError(
                 f"{partition.extent.key} needs {nbytes} B, all parameter buffers have {budget} B; raise {KEY}"
             )
-        buffer = self.swap_buffer_manager.lend(nbytes)
-        if buffer is None:
-            self.synchronize_writes()
-            buffer = self.swap_buffer_manager.lend(nbytes)
-            buffer = buffer or self.swap_buffer_manager.lend(nbytes, grow=True)
+        buffer = self.swap_buffer_manager.lend(nbytes, grow=True)
         if buffer is None:
             raise OffloadConfigError(
                 f"{partition.extent.key} needs {nbytes} B, which are not to be had; raise {KEY}"
             )
         return buffer
+
+    def _give_back(self) -> None:
+        self._finish(Partition.finish_write)
 
     def _finish(self, verb: Callable[[Partition], None]) -> None:
         """Finish every partition's transfer, also after one failed; then raise the first error."""

@@ -31,14 +31,14 @@ class PartitionedOptimizerSwapper(OptimizerSwapper):
 
     def swap_in_optimizer_state(self, parameter: Any, async_parameter: Any = None) -> None:
         group = self._group(parameter)
-        if group is None or group.resident:
+        if group is None:
             return
-        self._start_fetch(group, grow=True)
-        self._finish_fetch(group)
+        self._mover.start_fetch(group, grow=True)
+        self._mover.finish_fetch(group)
 
     def swap_out_optimizer_state(self, parameter: Any, async_swap: bool = False) -> None:
         group = self._group(parameter)
         if group is None:
             return
-        self._start_store(group)
-        self._finish_store(group)
+        self._mover.start_store(group)
+        self._mover.finish_store(group)

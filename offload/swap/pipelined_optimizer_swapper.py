@@ -29,35 +29,33 @@ class PipelinedOptimizerSwapper(OptimizerSwapper):
         super().__init__(
             swap_config, aio_config, base_folder, optimizer, largest_numel, device, dtype, timers, aio_handle
         )
+        self._fetching: SubGroup | None = None
+        self.swap_buffer_manager.reclaim_with(self._give_back)
         self._reads_ahead = bool(swap_config.pipeline_read)
         self._writes_behind = bool(swap_config.pipeline_write)
 
     def swap_in_optimizer_state(self, parameter: Any, async_parameter: Any = None) -> None:
         group = self._group(parameter)
-        if group is None or group.resident:
+        if group is None:
             return
-        if not group.reading and not self._start_fetch(group, grow=False):
-            self._finish_stores()
-            self._drop_read_ahead(group)
-            self._start_fetch(group, grow=True)
-        self._finish_fetch(group)
+        self._fetching = group
+        self._mover.start_fetch(group, grow=True)
+        self._mover.finish_fetch(group)
         ahead = None if async_parameter is None else self._group(async_parameter)
-        if self._reads_ahead and ahead is not None and not ahead.resident and not ahead.reading:
-            self._start_fetch(ahead, grow=False)
+        if self._reads_ahead and ahead is not None:
+            self._mover.start_fetch(ahead, grow=False)
 
     def swap_out_optimizer_state(self, parameter: Any, async_swap: bool = False) -> None:
         group = self._group(parameter)
         if group is None:
             return
-        self._start_store(group)
+        self._mover.start_store(group)
         if not (self._writes_behind and async_swap):
-            self._finish_stores()
+            self._mover.finish_stores(self.swap_params_info.values())
 
-    def _finish_stores(self) -> None:
+    def _give_back(self) -> None:
+        """Wait for the writes behind, then do without what was read ahead."""
+        self._mover.finish_stores(self.swap_params_info.values())
         for group in self.swap_params_info.values():
-            self._finish_store(group)
-
-    def _drop_read_ahead(self, wanted: SubGroup | None = None) -> None:
-        for group in self.swap_params_info.values():
-            if group is not wanted and group.reading:
-                self._cancel_fetch(group)
+            if group is not self._fetching and group.reading:
+                self._mover.cancel_fetch(group)

@@ -10,7 +10,7 @@ from offload.swap.buffers import SwapBufferManager
 from offload.swap.layout import Extent
 from offload.swap.stats import METER
 from offload.swap.tensor_swapper import AsyncTensorSwapper
-from offload.swap.transfers import wait_all
+from offload.swap.transfers import naming, wait_all
 
 
 @contextmanager
@@ -27,8 +27,9 @@ def staging_writer(
         try:
             writer.release_buffers()
         finally:
-            for buffer in lent:
-                buffer.release()
+            if not writer.has_buffers():  # after Ctrl-C the drive may still read them: they stay lent
+                for buffer in lent:
+                    buffer.release()
 
 
 def pieces(
@@ -41,6 +42,9 @@ def pieces(
     for start in range(0, numel, staging.numel()):
         piece = staging.narrow(0, 0, min(staging.numel(), numel - start))
         position = extent.offset + start * staging.element_size()
-        wait_all([(f"reading {extent.key}", handle.read(piece, extent.path, position))], "parameters")
+        what = f"reading {extent.key}"
+        with naming(what):
+            ticket = handle.read(piece, extent.path, position)
+        wait_all([(what, ticket)], "parameters")
         METER.read("parameters", piece.nbytes)
         yield piece

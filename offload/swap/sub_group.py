@@ -4,6 +4,7 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import torch
 
@@ -41,7 +42,9 @@ class Swapped:
 class SubGroup:
     """One rank's partition of consecutive parameters: master weights, optimizer state and gradients.
 
-    `parameter` is DeepSpeed's flat fp32 tensor, without elements while the sub-group is on storage.
+    `parameter` is DeepSpeed's flat fp32 tensor, without elements while the sub-group is on storage. While it
+    is `resident` its values stand in `buffers`; while they are written, `written_from` keeps them in
+    `written_buffers`, in case the drive refuses them. `unsaved`: memory holds values that storage does not.
     """
 
     index: int
@@ -50,13 +53,15 @@ class SubGroup:
     folder: Path
     swapped: dict[str, Swapped] = field(default_factory=dict)
     gradients: dict[int, Gradient] = field(default_factory=dict)
-    gradient_extents: dict[tuple[int, torch.dtype], Extent] = field(default_factory=dict)
+    gradient_extents: dict[tuple[int, int, torch.dtype], Extent] = field(default_factory=dict)
     gradient_file: SwapFile | None = None
     buffers: dict[str, SwapBuffer] = field(default_factory=dict)
     reading: list[tuple[str, Ticket]] = field(default_factory=list)
     writing: list[tuple[str, Ticket]] = field(default_factory=list)
-    written_from: list[SwapBuffer] = field(default_factory=list)
+    written_from: dict[str, torch.Tensor] = field(default_factory=dict)
+    written_buffers: dict[str, SwapBuffer] = field(default_factory=dict)
     resident: bool = False
+    unsaved: bool = False
 
     def describe(self, name: str) -> str:
         return f"{name} of sub-group {self.index} ({self.numel} elements)"
@@ -66,22 +71,26 @@ class SubGroup:
         known = self.swapped.get(name)
         if known is not None and known.dtype == dtype:
             return known
-        path = self.folder / f"{self.index:05d}.{name}.{str(dtype).removeprefix('torch.')}.swp"
+        path = (
+            self.folder / f"{self.index:05d}.{quote(name, safe='')}.{str(dtype).removeprefix('torch.')}.swp"
+        )
         path.unlink(missing_ok=True)
         extent = SwapFile(path).allocate(self.numel * dtype.itemsize, self.describe(name))
         self.swapped[name] = Swapped(extent, dtype)
+        if known is not None:
+            Path(known.extent.path).unlink(missing_ok=True)
         return self.swapped[name]
 
     def gradient_extent(self, offset: int, numel: int, dtype: torch.dtype) -> Extent:
         """Where the gradient at `offset` goes; the same place in every step."""
-        known = self.gradient_extents.get((offset, dtype))
-        if known is not None and known.nbytes == numel * dtype.itemsize:
+        known = self.gradient_extents.get((offset, numel, dtype))
+        if known is not None:
             return known
         if self.gradient_file is None:
             self.gradient_file = SwapFile(self.folder / f"{self.index:05d}.gradient.swp")
         key = self.describe(f"gradient at {offset}")
         extent = self.gradient_file.allocate(numel * dtype.itemsize, key)
-        self.gradient_extents[(offset, dtype)] = extent
+        self.gradient_extents[(offset, numel, dtype)] = extent
         return extent
 
     def forget_state(self, keep: Container[str]) -> None:

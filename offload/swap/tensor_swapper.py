@@ -6,10 +6,11 @@ from typing import Any
 import torch
 
 from offload.io import AsyncIOHandle, Ticket
+from offload.swap.arena import ALIGNMENT
 from offload.swap.buffers import SwapBuffer
 from offload.swap.layout import Extent
 from offload.swap.stats import METER
-from offload.swap.transfers import wait_all
+from offload.swap.transfers import first_failure, naming
 
 
 class AsyncTensorSwapper:
@@ -40,10 +41,12 @@ class AsyncTensorSwapper:
         """Lend the staging buffers.
 
         Raises:
-            ValueError: it has buffers already, or there are none in the list.
+            ValueError: it has buffers already, there are none in the list, or one is too small.
         """
         if self._lent or not buffer_list:
             raise ValueError(f"{len(buffer_list)} buffers for a swapper that holds {len(self._lent)}")
+        if (smallest := min(buffer.nbytes for buffer in buffer_list)) < ALIGNMENT:
+            raise ValueError(f"a staging buffer of {smallest} B is too small; give at least {ALIGNMENT} B")
         self._lent = list(buffer_list)
         self._free = list(buffer_list)
 
@@ -65,18 +68,25 @@ class AsyncTensorSwapper:
             self.swap_out(tensor, path, self._lent[0].dtype)
 
     def swap_out(self, tensor: torch.Tensor, target: Extent | str, dtype: torch.dtype) -> None:
-        """Start writing `tensor`, converted to `dtype`, piece by piece as large as a staging buffer."""
+        """Start writing `tensor`, converted to `dtype`, piece by piece as large as a staging buffer.
+
+        Raises:
+            OffloadIOError: this write cannot start, or an earlier one failed.
+        """
         source = tensor.detach().reshape(-1)
         path, position, key = _place(target)
         start = 0
         while start < source.numel():
-            staging = self._take_buffer()
+            self._make_free()
+            staging = self._free[-1]
             piece_numel = min(source.numel() - start, staging.nbytes // dtype.itemsize)
             piece = SwapBuffer(staging).view(piece_numel, dtype)
             piece.copy_(source.narrow(0, start, piece_numel))
-            ticket = self.aio_handle.write(piece, path, position + start * dtype.itemsize)
+            what = f"writing {key}"
+            with naming(what):
+                ticket = self.aio_handle.write(piece, path, position + start * dtype.itemsize)
+            self._writing.append((what, ticket, self._free.pop()))
             METER.written(self.kind, piece.nbytes)
-            self._writing.append((f"writing {key}", ticket, staging))
             start += piece_numel
 
     def wait(self) -> None:
@@ -85,24 +95,34 @@ class AsyncTensorSwapper:
         Raises:
             OffloadIOError: one of the writes failed; the others are finished all the same.
         """
-        writing, self._writing = self._writing, []
-        self._free += [staging for _, _, staging in writing]
-        wait_all([(what, ticket) for what, ticket, _ in writing], self.kind)
+        self._finish(len(self._writing))
 
     def release_buffers(self) -> list[torch.Tensor]:
-        """Wait, then hand the staging buffers back."""
+        """Wait, then hand the staging buffers back; after Ctrl-C in between they are still in use.
+
+        Raises:
+            OffloadIOError: as `wait`; the buffers are handed back all the same.
+        """
         try:
             self.wait()
         finally:
-            buffers, self._lent, self._free = self._lent, [], []
+            buffers = self._lent
+            if not self._writing:
+                self._lent, self._free = [], []
         return buffers
 
-    def _take_buffer(self) -> torch.Tensor:
+    def _make_free(self) -> None:
         if not self._free:
-            what, ticket, staging = self._writing.pop(0)
-            self._free.append(staging)
-            wait_all([(what, ticket)], self.kind)
-        return self._free.pop()
+            self._finish(1)
+
+    def _finish(self, count: int) -> None:
+        """Wait for the oldest `count` writes and take their buffers back."""
+        oldest = self._writing[:count]
+        failure = first_failure([(what, ticket) for what, ticket, _ in oldest], self.kind)
+        del self._writing[:count]
+        self._free += [staging for _, _, staging in oldest]
+        if failure is not None:
+            raise failure
 
 
 def _place(target: Extent | str) -> tuple[str, int, str]:

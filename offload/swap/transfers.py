@@ -39,8 +39,12 @@ def naming(what: str) -> Iterator[None]:
         raise error.during(what) from error
 
 
-def wait_all(transfers: Iterable[tuple[str, Ticket]], kind: str) -> None:
-    """Wait for every transfer, also after one failed; then raise the first error, naming its tensor."""
+def first_failure(transfers: Iterable[tuple[str, Ticket]], kind: str) -> OffloadIOError | None:
+    """Wait for every transfer; the first error, naming its tensor, or None.
+
+    Once it returns no transfer uses its memory any more. Ctrl-C passes through it: then some still may, so
+    tickets are forgotten and memory is given back only after it has returned. Waiting again is allowed.
+    """
     first: OffloadIOError | None = None
     with METER.stall(kind):
         for what, ticket in transfers:
@@ -49,5 +53,11 @@ def wait_all(transfers: Iterable[tuple[str, Ticket]], kind: str) -> None:
                     ticket.wait()
             except OffloadIOError as error:
                 first = first or error
-    if first is not None:
-        raise first
+    return first
+
+
+def wait_all(transfers: Iterable[tuple[str, Ticket]], kind: str) -> None:
+    """Wait for every transfer, also after one failed; then raise the first error, naming its tensor."""
+    failure = first_failure(transfers, kind)
+    if failure is not None:
+        raise failure

@@ -73,12 +73,13 @@ def test_buffers_are_locked_memory(handle, manager):
     assert handle.is_pinned(manager.lend(5000).buffer)
 
 
+@pytest.mark.filterwarnings("ignore::offload.errors.OffloadWarning")
 def test_without_locking_not_one_byte_is_locked(handle):
-    before = pinned.totals()["locked_bytes"]
+    before = pinned.totals().locked_bytes
     manager = SwapBufferManager(NUMEL, 4, torch.float32, handle, lock=False)
     assert not handle.is_pinned(manager.lend(MIB).buffer)
     assert manager.lend(8 * MIB, grow=True).buffer.data_ptr() % ALIGNMENT == 0
-    assert pinned.totals()["locked_bytes"] == before
+    assert pinned.totals().locked_bytes == before
     manager.close()
 
 
@@ -199,6 +200,43 @@ def test_a_dropped_manager_frees_its_memory(handle):
     assert pinned.totals() == before
 
 
+@pytest.mark.filterwarnings("error")
+def test_memory_under_a_forgotten_transfer_goes_with_its_last_view(handle, monkeypatch):
+    def refuse(tensor):
+        raise ValueError("a transfer of this memory is in flight")
+
+    before = pinned.totals()
+    monkeypatch.setattr(handle, "free_cpu_locked_tensor", refuse)
+    manager = SwapBufferManager(NUMEL, 1, torch.float32, handle)
+    buffer = manager.lend(MIB)
+    del manager
+    gc.collect()
+    assert pinned.totals() != before
+    del buffer
+    assert pinned.totals() == before
+
+
+def test_what_can_be_given_back_is_reclaimed_before_the_memory_grows(manager):
+    class Owner:
+        def __init__(self):
+            self.kept = manager.lend(4 * MIB)
+
+        def give_back(self):
+            self.kept.release()
+
+    owner = Owner()
+    manager.reclaim_with(owner.give_back)
+    assert manager.lend(2 * MIB) is None, "what can wait does not reclaim"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert manager.lend(2 * MIB, grow=True) is not None
+        assert manager.lend(2 * MIB, grow=True) is not None
+    del owner
+    with pytest.warns(OffloadWarning, match="more memory is taken"):
+        manager.lend(1, grow=True)
+
+
+@pytest.mark.filterwarnings("ignore::offload.errors.OffloadWarning")
 def test_a_hundred_managers_leave_no_locked_memory(handle):
     before = pinned.totals()
     for number in range(100):
