@@ -19,16 +19,19 @@ class Extent:
 
 
 class SwapFile:
-    """A swap file that grows by whole, preallocated extents.
+    """A swap file, made new, that grows by whole, preallocated extents.
 
     Space is reserved when an extent is made, so a full drive is an `OffloadIOError` at that moment and not in
     the middle of a step.
+
+    Raises:
+        OffloadIOError: the file cannot be made.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.nbytes = 0
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        os.close(_open(path, os.O_CREAT | os.O_EXCL))
 
     def allocate(self, nbytes: int, key: str) -> Extent:
         """A new extent of `nbytes` bytes at the end of the file.
@@ -38,19 +41,26 @@ class SwapFile:
         """
         extent = Extent(str(self.path), self.nbytes, nbytes, key)
         reserved = align_up(max(nbytes, 1))
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = _open(self.path, 0)
         try:
             os.posix_fallocate(descriptor, extent.offset, reserved)
         except OSError as error:
             os.ftruncate(descriptor, self.nbytes)  # a part may have been reserved
-            raise reservation_error(error, extent, reserved) from error
+            raise _reservation_error(error, extent, reserved) from error
         finally:
             os.close(descriptor)
         self.nbytes += reserved
         return extent
 
 
-def reservation_error(error: OSError, extent: Extent, nbytes: int) -> OffloadIOError:
+def _open(path: Path, flags: int) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
+    except OSError as error:
+        raise io_error(error.errno or 0, "open", str(path)) from error
+
+
+def _reservation_error(error: OSError, extent: Extent, nbytes: int) -> OffloadIOError:
     """The error for `nbytes` bytes that could not be reserved for `extent`, with what is free."""
     status = os.statvfs(os.path.dirname(extent.path))
     free = status.f_bavail * status.f_frsize

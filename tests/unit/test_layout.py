@@ -21,8 +21,14 @@ def test_a_swap_file_is_private_and_new(tmp_path):
     path = tmp_path / "a.swp"
     SwapFile(path)
     assert path.stat().st_mode & 0o777 == 0o600
-    with pytest.raises(FileExistsError):
+    with pytest.raises(OffloadIOError, match="File exists"):
         SwapFile(path)
+
+
+def test_a_file_that_cannot_be_made_is_named_with_the_reason(tmp_path):
+    with pytest.raises(OffloadIOError, match="No such file") as caught:
+        SwapFile(tmp_path / "missing" / "a.swp")
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOENT, str(tmp_path / "missing" / "a.swp"))
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 4095, 4096, 4097])

@@ -2,17 +2,15 @@
 
 import errno
 import os
-import resource
 import warnings
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
+from drive_faults import file_size_limit, interrupted_wait
 from swapped_adam import KINDS, MIB, NUMEL, SwappedAdam
 
 from offload.errors import OffloadIOError, OffloadWarning
-from offload.io import Ticket
 from offload.swap.sub_group import MASTER
 
 
@@ -27,33 +25,6 @@ def quiet():
 def adam(request, tmp_path):
     with SwappedAdam(tmp_path, [NUMEL, NUMEL + 7, NUMEL + 1], request.param, buffer_count=12) as adam:
         yield adam
-
-
-@contextmanager
-def file_size_limit(nbytes):
-    """Files may not grow, nor be written, beyond it: as a full drive, for this process alone."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-@contextmanager
-def interrupted_wait(monkeypatch, nth):
-    """Ctrl-C arrives while the `nth` ticket is waited for."""
-    wait, calls = Ticket.wait, []
-
-    def interrupted(ticket, timeout=None):
-        calls.append(ticket)
-        if len(calls) == nth:
-            raise KeyboardInterrupt
-        return wait(ticket, timeout)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Ticket, "wait", interrupted)
-        yield
 
 
 def nothing_is_lent(adam):
