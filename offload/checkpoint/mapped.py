@@ -1,10 +1,11 @@
 """Swapped tensors as tensors: mapped from their file, so that saving one needs no memory for it."""
 
+import errno
 import os
 
 import torch
 
-from offload.errors import OffloadIOError
+from offload.errors import io_error
 from offload.swap.layout import Extent
 
 
@@ -15,13 +16,15 @@ def mapped_tensor(extent: Extent, dtype: torch.dtype) -> torch.Tensor:
     length, which the owner of the swap area guarantees until the tensor is gone.
 
     Raises:
-        OffloadIOError: the file is shorter than the extent.
+        OffloadIOError: the file is missing, or shorter than the extent.
     """
-    found = os.stat(extent.path).st_size
     end = extent.offset + extent.nbytes
+    try:
+        found = os.stat(extent.path).st_size
+    except OSError as error:
+        raise io_error(error.errno or 0, f"mapping {extent.key}", extent.path) from error
     if found < end:
-        raise OffloadIOError(
-            5, f"{extent.key}: the file ends at {found} B but the values end at {end} B", extent.path
-        )
+        what = f"mapping {extent.key}, whose values end at {end} B in a file of {found} B"
+        raise io_error(errno.ENODATA, what, extent.path, offset=extent.offset)
     mapped = torch.from_file(extent.path, shared=False, size=end // dtype.itemsize, dtype=dtype)
     return mapped[extent.offset // dtype.itemsize :]

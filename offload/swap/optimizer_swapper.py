@@ -13,10 +13,11 @@ from offload.swap.buffers import SwapBufferManager
 from offload.swap.gradients import READ_STAGING_NBYTES, GradientStore
 from offload.swap.layout import Extent
 from offload.swap.staging import pieces, staging_writer
+from offload.swap.stats import METER
 from offload.swap.sub_group import MASTER, SubGroup
 from offload.swap.sub_group_mover import KIND, SubGroupMover
 from offload.swap.tensor_swapper import AsyncTensorSwapper
-from offload.swap.transfers import MIN_SWAPPABLE_NBYTES, as_aio_config, rank
+from offload.swap.transfers import MIN_SWAPPABLE_NBYTES, as_aio_config, naming, rank, wait_all
 
 KEY = "zero_optimization.offload_optimizer.buffer_count"
 STAGING_NBYTES = 8 << 20
@@ -208,8 +209,8 @@ class OptimizerSwapper:
 
     def _place(self, parameter: Any, name: str, offset: int, numel: int) -> tuple[SubGroup, Extent]:
         group = self.swap_params_info[self.parameter_id(parameter)]
-        self._cancel_fetch(group)
-        self._finish_store(group)
+        self._settle(group)
+        self._drop_reads(group)
         swapped = group.swapped[name]
         itemsize = swapped.dtype.itemsize
         start = swapped.extent.offset + offset * itemsize
@@ -218,7 +219,7 @@ class OptimizerSwapper:
     def purge_state(self) -> None:
         """Forget all state but the master weights: a checkpoint is about to replace it."""
         for group in self.swap_params_info.values():
-            self._mover.discard(group)
+            self._discard(group)
             group.forget_state(keep=())
 
     def swapped_state(self, parameter: Any) -> Mapping[str, tuple[Extent, torch.dtype]]:
@@ -228,9 +229,7 @@ class OptimizerSwapper:
             OffloadIOError: it could not be written, now or before.
         """
         group = self.swap_params_info[self.parameter_id(parameter)]
-        if group.resident:
-            self._mover.start_store(group)
-        self._mover.finish_store(group)
+        self._settle(group)
         return {name: (swapped.extent, swapped.dtype) for name, swapped in group.swapped.items()}
 
     def replace_state(self, parameter: Any, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -242,7 +241,7 @@ class OptimizerSwapper:
             ValueError: a tensor does not have the sub-group's number of elements.
         """
         group = self.swap_params_info[self.parameter_id(parameter)]
-        self._mover.discard(group)
+        self._discard(group)
         group.forget_state(keep=self.optimizer.state.get(parameter, {}))
         with self._staging_writer() as writer:
             for name, tensor in tensors.items():
@@ -260,7 +259,21 @@ class OptimizerSwapper:
             stack.callback(self.aio_handle.close)  # drains: from here on no transfer uses the memory
             stack.callback(self.gradients.close)
             for group in self.swap_params_info.values():
-                self._mover.discard(group)
+                self._discard(group)
+
+    def _settle(self, group: SubGroup) -> None:
+        """Bring a sub-group to storage, complete, also one that could not be written before."""
+        if group.resident:
+            self._mover.start_store(group)
+        self._mover.finish_store(group)
+
+    def _drop_reads(self, group: SubGroup) -> None:
+        """Do without what was read ahead: it is about to change on storage."""
+        self._mover.cancel_fetch(group)
+
+    def _discard(self, group: SubGroup) -> None:
+        """Give up what is in memory or on its way: it is about to be replaced."""
+        self._mover.discard(group)
 
     def _register(self, parameter: Any, numel: int) -> SubGroup:
         key = self.parameter_id(parameter)

@@ -1,10 +1,12 @@
 """The optimizer swapper for elementwise optimizers: the step runs on chunks, in constant memory."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 
+from offload.errors import OffloadIOError
 from offload.swap.buffers import SwapBufferManager
 from offload.swap.partitioned_optimizer_swapper import PartitionedOptimizerSwapper
 from offload.swap.stream import Compute, Stream
@@ -65,13 +67,18 @@ class StreamedOptimizerSwapper(PartitionedOptimizerSwapper):
         finally:
             super().close()
 
-    def _finish_store(self, group: SubGroup) -> None:
+    def _settle(self, group: SubGroup) -> None:
         self.stream.finish()
-        super()._finish_store(group)
+        super()._settle(group)
 
-    def _cancel_fetch(self, group: SubGroup) -> None:
+    def _drop_reads(self, group: SubGroup) -> None:
         self.stream.cancel()
-        super()._cancel_fetch(group)
+        super()._drop_reads(group)
+
+    def _discard(self, group: SubGroup) -> None:
+        with suppress(OffloadIOError):  # nobody will miss what could not be written
+            self.stream.cancel()
+        super()._discard(group)
 
     def _create_state(self, group: SubGroup) -> None:
         """Make place for state that does not exist yet; its first values are written by the step itself."""
