@@ -78,12 +78,12 @@ class Board:
 
     def show(self, step: int, loss: float, ntokens: int) -> None:
         """Report one step; without a terminal, a line per ten steps takes the place of the bar."""
-        record = offload.stats().last_step
+        record = offload.stats()["last_step"]
         moved = sum(record.bytes_read.values()) + sum(record.bytes_written.values())
         waited = sum(record.seconds_stalled.values())
         figures = (
             f"loss {loss:.3f}  {ntokens / record.seconds:,.0f} tokens/s  "
-            f"{moved * dist.get_world_size() / self.nparameters:.1f} B/parameter  "
+            f"{moved * dist.get_world_size() / self.nparameters:.1f} B/parameter moved  "
             f"I/O wait {waited / record.seconds:.0%}"
         )
         self.bar.update(self.task, advance=1, description=figures)
@@ -163,7 +163,7 @@ def read_note(args: argparse.Namespace) -> dict[str, Any]:
     try:
         return json.loads((args.checkpoint_path / "run.json").read_text())
     except (OSError, ValueError) as error:
-        raise SystemExit(f"--resume: no finished checkpoint in {args.checkpoint_path} ({error})") from None
+        raise SystemExit(f"--resume: no checkpoint in {args.checkpoint_path} ({error})") from None
 
 
 def second_process(args: argparse.Namespace, port: int) -> int:
@@ -202,7 +202,7 @@ def count(text: str) -> int:
     except (ValueError, OverflowError, KeyError):
         value = 0
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no count; write a number above 0, as in 60 or 25M")
+        raise argparse.ArgumentTypeError(f"{text!r}: write a number above 0, as in 60 or 25M")
     return value
 
 
@@ -232,9 +232,8 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def train_or_resume(args: argparse.Namespace, config: dict[str, Any]) -> bool:
+def train_or_resume(args: argparse.Namespace, config: dict[str, Any], corpus: Corpus) -> bool:
     """One process's part; False when a resumed run does not repeat what the first process did."""
-    corpus = Corpus(args.sequence_length)
     model = build_model(config, args.parameters, args.seed)
     engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
     nparameters = sum(parameter.ds_numel for parameter in model.parameters())
@@ -250,10 +249,10 @@ def main() -> int:
     if args.resume:
         saved = read_note(args)
         args.parameters, args.sequence_length = saved["parameters"], saved["sequence_length"]
-    config = read_config(args)
+    config, corpus = read_config(args), Corpus(args.sequence_length)
     offload.enable()  # the one line that a DeepSpeed script needs
     join_process_group()
-    as_before = train_or_resume(args, config)
+    as_before = train_or_resume(args, config, corpus)
     port = [free_port()]
     dist.broadcast_object_list(port)
     dist.destroy_process_group()
