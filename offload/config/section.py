@@ -15,5 +15,5 @@ class OffloadConfig(ConfigSection):
     backend: Literal["auto", "uring", "libaio", "posix"] = "auto"
     """What moves the bytes; `auto` takes the first of `uring`, `libaio`, `posix` that works here."""
 
-    buffer_bytes: Integer = Field(256 << 20, ge=8 << 20)
+    buffer_bytes: Integer = Field(256 << 20, ge=8 << 20, le=1 << 40)
     """All memory of the streamed optimizer step, whatever the size of the model; at least 8 MiB."""
