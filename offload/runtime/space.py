@@ -21,7 +21,13 @@ _STATES = {
 _STATES |= {"Adagrad": 1, "DeepSpeedCPUAdagrad": 1, "SGD": 1}
 
 
-def check_room(config: SwapConfig, module: torch.nn.Module, optimizer: Any, master_nbytes: int) -> None:
+def check_room(
+    config: SwapConfig,
+    module: torch.nn.Module,
+    optimizer: Any,
+    master_nbytes: int,
+    swaps_gradients: bool,
+) -> None:
     """Refuse a model that will not fit the drives.
 
     Args:
@@ -29,6 +35,7 @@ def check_room(config: SwapConfig, module: torch.nn.Module, optimizer: Any, mast
         module: the model, partitioned already (`zero.Init`: its parameters are on the drive) or not yet.
         optimizer: the torch optimizer that will step it.
         master_nbytes: bytes of one master weight.
+        swaps_gradients: whether gradients go to the drive, beside the state.
 
     Raises:
         OffloadConfigError: with needed and free bytes, and the key of the path.
@@ -48,7 +55,7 @@ def check_room(config: SwapConfig, module: torch.nn.Module, optimizer: Any, mast
             _shares(trainable, world),
             states=1 + _state_count(optimizer),
             state_nbytes=master_nbytes,
-            gradient_nbytes=max((p.element_size() for p in trainable), default=0),
+            gradient_nbytes=max((p.element_size() for p in trainable), default=0) * swaps_gradients,
             ranks=ranks,
         )
         needs.append(SpaceNeed(section.key("nvme_path"), section.nvme_path, "optimizer state", nbytes))

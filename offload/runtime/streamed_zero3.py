@@ -1,19 +1,17 @@
 """ZeRO-3's optimizer with swapped sub-groups stepped in chunks."""
 
-import logging
 from typing import Any
 
 import torch
 from deepspeed import comm
 from deepspeed.accelerator import get_accelerator
+from deepspeed.utils import log_dist
 
 from offload import _C
 from offload.runtime.cpu_adam import DTYPES
 from offload.runtime.streamed_adam import STATE_NAMES, StreamedAdam, refusal
 from offload.runtime.zero3 import OffloadZeroOptimizer
 from offload.swap.streamed_optimizer_swapper import StreamedOptimizerSwapper
-
-logger = logging.getLogger(__name__)
 
 
 class StreamedZeroOptimizer(OffloadZeroOptimizer):
@@ -29,10 +27,13 @@ class StreamedZeroOptimizer(OffloadZeroOptimizer):
 
     # -- building
 
+    def _swaps_gradients(self, optimizer: Any, half_masters: bool) -> bool:
+        return refusal(optimizer, torch.bfloat16 if half_masters else torch.float32) is not None
+
     def _configure_tensor_swapping(self, offload_optimizer_config: Any, aio_config: Any) -> None:
         reason = refusal(self.optimizer, self.master_weights_and_grads_dtype)
         if reason is not None:
-            logger.info("optimizer state moves by whole sub-groups: %s", reason)
+            log_dist(f"offload: optimizer state moves by whole sub-groups, because {reason}", ranks=[0])
             super()._configure_tensor_swapping(offload_optimizer_config, aio_config)
             return
         self.optimizer_swapper = StreamedOptimizerSwapper(

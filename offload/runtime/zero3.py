@@ -35,7 +35,8 @@ class OffloadZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[misc]
             "fp16_master_weights_and_gradients"
         )
         if self._swap_config.uses_nvme:
-            check_room(self._swap_config, module, init_optimizer, master_nbytes=2 if half else 4)
+            swaps_gradients = self._swaps_gradients(init_optimizer, bool(half))
+            check_room(self._swap_config, module, init_optimizer, 2 if half else 4, swaps_gradients)
             torch.distributed.barrier()
         self._in_window = False
         self._handed_over: set[int] = set()
@@ -44,6 +45,10 @@ class OffloadZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[misc]
         super().__init__(module, init_optimizer, param_names, timers, ds_config, **settings)
 
     # -- building and closing
+
+    def _swaps_gradients(self, optimizer: Any, half_masters: bool) -> bool:
+        """Whether gradients will take room on the drive."""
+        return True
 
     def _configure_tensor_swapping(self, offload_optimizer_config: Any, aio_config: Any) -> None:
         section = self._swap_config.offload_optimizer
