@@ -11,13 +11,15 @@ _BUILDERS = "deepspeed.ops.op_builder"
 
 
 def seams() -> list[Seam]:
-    """Every builder class that would compile one of the operators we have."""
+    """Every builder that would compile an operator in a training run."""
     return [
         *_served(f"{_BUILDERS}.async_io", "AsyncIOBuilder", async_io_op),
         *_served(f"{_BUILDERS}.cpu.async_io", "AsyncIOBuilder", async_io_op),
         *_served(f"{_BUILDERS}.pin_memory", "PinMemoryBuilder", pin_memory_op),
         *_served(f"{_BUILDERS}.cpu.pin_memory", "PinMemoryBuilder", pin_memory_op),
         *_served(f"{_BUILDERS}.cpu.cpu_adam", "CPUAdamBuilder", cpu_adam_operator),
+        # compiled at start on every CPU machine, used by inference alone, which then reduces through gloo
+        Seam("deepspeed.comm.torch", None, "build_shm_op", _always(lambda: None)),
     ]
 
 

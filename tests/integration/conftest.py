@@ -17,7 +17,6 @@ from tests.integration.ranks import free_port, join
 @pytest.fixture(scope="session", autouse=True)
 def one_rank():
     join(rank=0, world=1, port=free_port())
-    offload.enable()
     yield
     offload.disable()
     torch.distributed.destroy_process_group()

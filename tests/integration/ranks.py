@@ -19,13 +19,16 @@ def free_port() -> int:
 
 
 def join(rank: int, world: int, port: int) -> None:
-    """Make this process one rank of a run on the CPU."""
+    """Make this process one rank of a run on the CPU, with offload enabled."""
     os.environ |= {"DS_ACCELERATOR": "cpu", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
     torch.set_num_threads(1)
     import cpuinfo
     import deepspeed
 
+    import offload
+
+    offload.enable()  # before DeepSpeed joins the ranks: it would compile an operator for that
     cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)  # takes a second, for every engine
     # DeepSpeed refuses fp16 on a CPU without instructions for it; torch computes it there all the same
     deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True
@@ -44,7 +47,6 @@ def _work(rank: int, world: int, port: int, folder: str, function: Callable[...,
     join(rank, world, port)
     import offload
 
-    offload.enable()
     torch.save(function(*args), Path(folder) / f"{rank}.pt")
     gc.collect()
     locked = offload.stats()["locked_bytes"]
