@@ -64,6 +64,12 @@ def _seams() -> list[Seam]:
             "AsyncPartitionedParameterSwapper",
             lambda _: _param_swapper,
         ),
+        Seam(
+            f"{_ZERO}.partition_parameters",
+            "InsertPostInitMethodToModuleSubClasses",
+            "_set_dtype",
+            _dtype_as_asked,
+        ),
         Seam(f"{_ZERO}.stage3", None, "PartitionedOptimizerSwapper", lambda _: PartitionedOptimizerSwapper),
         Seam(f"{_ZERO}.stage3", None, "PipelinedOptimizerSwapper", lambda _: PipelinedOptimizerSwapper),
         Seam(f"{_ZERO}.stage3", None, "DeepSpeedZeroOptimizer_Stage3", lambda _: StreamedZeroOptimizer),
@@ -94,6 +100,16 @@ def _checking_ours_too(original: Callable[[dict[str, Any]], None]) -> Callable[[
 def _aio_config(config: dict[str, Any]) -> dict[str, Any]:
     """DeepSpeed's view of the `aio` section: our defaults, old names understood."""
     return read_config(config, probe_storage=False).aio.model_dump()
+
+
+def _dtype_as_asked(original: Callable[..., None]) -> Callable[..., None]:
+    """DeepSpeed takes bfloat16 for any dtype that it is given on a CPU without fp16 instructions."""
+
+    def set_dtype(init: Any, ds_config: Any, dtype: Any) -> None:
+        original(init, ds_config, dtype)
+        init.dtype = dtype or init.dtype
+
+    return set_dtype
 
 
 def _param_swapper(ds_config: Any, model_dtype: Any) -> Any:
