@@ -10,4 +10,5 @@ PYBIND11_MODULE(_C, m) {
   offload::register_adam(m);
   offload::register_single_state(m);
   offload::register_split(m);
+  offload::register_eight_bit(m);
 }

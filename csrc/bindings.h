@@ -11,6 +11,7 @@ void register_kernels(pybind11::module_& m);
 void register_adam(pybind11::module_& m);
 void register_single_state(pybind11::module_& m);
 void register_split(pybind11::module_& m);
+void register_eight_bit(pybind11::module_& m);
 
 using no_gil = pybind11::call_guard<pybind11::gil_scoped_release>;
 

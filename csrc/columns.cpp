@@ -7,19 +7,6 @@
 #include "require.h"
 
 namespace offload {
-namespace {
-
-Columns slice(const Columns& columns, std::int64_t begin, std::int64_t end) {
-  Columns part = columns;
-  for (Column& column : part.at) {
-    if (column.address) column.address += static_cast<std::uintptr_t>(begin * nbytes_of(column.dtype));
-  }
-  part.numel = end - begin;
-  return part;
-}
-
-}  // namespace
-
 void check_columns(const char* who, const Columns& columns, int num_threads) {
   require(num_threads >= 1, who, "num_threads must be at least 1, got " + std::to_string(num_threads));
   require(columns.numel >= 0, who, "numel must not be negative, got " + std::to_string(columns.numel));

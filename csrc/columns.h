@@ -22,6 +22,19 @@ struct Columns {
   float grad_scale;  // multiplies each gradient, once that is a float32
 };
 
+namespace {  // each instruction set its own copy
+
+inline Columns slice(const Columns& columns, std::int64_t begin, std::int64_t end) {
+  Columns part = columns;
+  for (Column& column : part.at) {
+    if (column.address) column.address += static_cast<std::uintptr_t>(begin * nbytes_of(column.dtype));
+  }
+  part.numel = end - begin;
+  return part;
+}
+
+}  // namespace
+
 // Elements per piece of work: below this, starting a thread was measured to cost more than it saves.
 constexpr std::int64_t kStepGrain = 1 << 18;
 

@@ -2,6 +2,7 @@
 
 // Standard headers come before the pragma: a function of theirs compiled for this instruction set could be
 // the copy that the linker keeps for everybody.
+#include <cfloat>
 #include <cmath>
 #include <cstdint>
 #include <cstring>

@@ -70,6 +70,50 @@ struct Avx2 {
   static Reg div(Reg a, Reg b) { return _mm256_div_ps(a, b); }
   static Reg sqrt(Reg a) { return _mm256_sqrt_ps(a); }
 
+  static Reg sub(Reg a, Reg b) { return _mm256_sub_ps(a, b); }
+  static Reg min(Reg a, Reg b) { return _mm256_min_ps(a, b); }
+  static Reg max(Reg a, Reg b) { return _mm256_max_ps(a, b); }
+  static Reg truncate(Reg a) { return _mm256_round_ps(a, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC); }
+  static Reg magnitude(Reg a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+
+  static Reg one_if_greater(Reg a, Reg b) {
+    return _mm256_and_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ), _mm256_set1_ps(1));
+  }
+
+  static Reg larger_magnitude(Reg a, Reg b) {
+    const __m256i left = _mm256_castps_si256(magnitude(a)), right = _mm256_castps_si256(magnitude(b));
+    return _mm256_castsi256_ps(_mm256_max_epi32(left, right));
+  }
+
+  static float largest_lane(Reg magnitudes) {
+    const __m256i lanes = _mm256_castps_si256(magnitudes);
+    __m128i largest = _mm_max_epi32(_mm256_castsi256_si128(lanes), _mm256_extracti128_si256(lanes, 1));
+    largest = _mm_max_epi32(largest, _mm_shuffle_epi32(largest, 0b1110));
+    largest = _mm_max_epi32(largest, _mm_shuffle_epi32(largest, 0b0001));
+    return bit_cast<float>(_mm_cvtsi128_si32(largest));
+  }
+
+  static Reg hash_to_unit(Reg value, std::uint32_t seed) {
+    const __m256i mixed =
+        _mm256_xor_si256(_mm256_castps_si256(value), _mm256_set1_epi32(static_cast<int>(seed)));
+    const __m256i hash = _mm256_mullo_epi32(mixed, _mm256_set1_epi32(static_cast<int>(kHashFactor)));
+    return _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_srli_epi32(hash, 8)), _mm256_set1_ps(0x1p-24f));
+  }
+
+  static Reg load_codes(const std::int8_t* codes) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes))));
+  }
+
+  static Reg load_codes(const std::uint8_t* codes) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes))));
+  }
+
+  static void store_codes(void* codes, Reg reg) {
+    const __m256i bytes = _mm256_and_si256(_mm256_cvtps_epi32(reg), _mm256_set1_epi32(0xff));
+    const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1));
+    _mm_storel_epi64(static_cast<__m128i*>(codes), _mm_packus_epi16(words, words));
+  }
+
   using Wide = __m256d;
   static constexpr int kWidePerReg = 2;
 

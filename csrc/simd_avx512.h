@@ -70,6 +70,46 @@ struct Avx512 {
   static Reg div(Reg a, Reg b) { return _mm512_div_ps(a, b); }
   static Reg sqrt(Reg a) { return _mm512_sqrt_ps(a); }
 
+  static Reg sub(Reg a, Reg b) { return _mm512_sub_ps(a, b); }
+  static Reg min(Reg a, Reg b) { return _mm512_min_ps(a, b); }
+  static Reg max(Reg a, Reg b) { return _mm512_max_ps(a, b); }
+  static Reg truncate(Reg a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC); }
+  static Reg magnitude(Reg a) { return _mm512_abs_ps(a); }
+
+  static Reg one_if_greater(Reg a, Reg b) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), _mm512_set1_ps(1));
+  }
+
+  static Reg larger_magnitude(Reg a, Reg b) {
+    const __m512i left = _mm512_castps_si512(magnitude(a)), right = _mm512_castps_si512(magnitude(b));
+    return _mm512_castsi512_ps(_mm512_max_epi32(left, right));
+  }
+
+  static float largest_lane(Reg magnitudes) {
+    return bit_cast<float>(_mm512_reduce_max_epi32(_mm512_castps_si512(magnitudes)));
+  }
+
+  static Reg hash_to_unit(Reg value, std::uint32_t seed) {
+    const __m512i mixed =
+        _mm512_xor_si512(_mm512_castps_si512(value), _mm512_set1_epi32(static_cast<int>(seed)));
+    const __m512i hash = _mm512_mullo_epi32(mixed, _mm512_set1_epi32(static_cast<int>(kHashFactor)));
+    return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_srli_epi32(hash, 8)), _mm512_set1_ps(0x1p-24f));
+  }
+
+  static Reg load_codes(const std::int8_t* codes) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes));
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+  }
+
+  static Reg load_codes(const std::uint8_t* codes) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes));
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
+  }
+
+  static void store_codes(void* codes, Reg reg) {
+    _mm_storeu_si128(static_cast<__m128i*>(codes), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(reg)));
+  }
+
   using Wide = __m512d;
   static constexpr int kWidePerReg = 2;
 

@@ -1,9 +1,11 @@
 // 16-bit floats, and the one-lane "vector" for CPUs without a vector file of their own.
 //
-// A vector type V has kWidth lanes in a V::Reg, and load, store, set, add, mul, fma, div, sqrt; xor_sign(a,
-// b) is a, negated where the sign bit of b is set; the split format stands in split.h. Every V gives the same
+// A vector type V has kWidth lanes in a V::Reg, and the functions that Portable has. Every V gives the same
 // bits: each operation rounds once, and a sum of a product is always written as fma(), so that no compiler
 // may fuse, or not fuse, on its own. V::Wide holds doubles, kWidePerReg of them the lanes of a Reg.
+//
+// xor_sign(a, b) is a, negated where the sign bit of b is set. larger_magnitude() compares bits, so a NaN
+// wins. hash_to_unit() is a number in [0, 1) that looks random. load_split(), store_split(): see split.h.
 #pragma once
 
 #include <cmath>
@@ -67,6 +69,8 @@ inline void round_to(float value, Float16& out) {
   out.bits = static_cast<std::uint16_t>(((bits >> 16) & 0x8000u) | float16_magnitude(bits & 0x7fffffffu));
 }
 
+constexpr std::uint32_t kHashFactor = 0x85ebca77u;
+
 struct Portable {
   using Reg = float;
   static constexpr int kWidth = 1;
@@ -113,6 +117,34 @@ struct Portable {
   static Reg fma(Reg a, Reg b, Reg c) { return std::fma(a, b, c); }
   static Reg div(Reg a, Reg b) { return a / b; }
   static Reg sqrt(Reg a) { return std::sqrt(a); }
+  static Reg sub(Reg a, Reg b) { return a - b; }
+  static Reg min(Reg a, Reg b) { return a < b ? a : b; }
+  static Reg max(Reg a, Reg b) { return a > b ? a : b; }
+  static Reg truncate(Reg a) { return std::trunc(a); }
+  static Reg magnitude(Reg a) { return std::fabs(a); }
+  static Reg one_if_greater(Reg a, Reg b) { return a > b ? 1.0f : 0.0f; }
+
+  static Reg larger_magnitude(Reg a, Reg b) {
+    const auto left = bit_cast<std::uint32_t>(std::fabs(a)), right = bit_cast<std::uint32_t>(std::fabs(b));
+    return bit_cast<float>(left > right ? left : right);
+  }
+
+  static float largest_lane(Reg magnitudes) { return magnitudes; }
+
+  static Reg hash_to_unit(Reg value, std::uint32_t seed) {
+    const std::uint32_t hash = (bit_cast<std::uint32_t>(value) ^ seed) * kHashFactor;
+    return static_cast<float>(hash >> 8) * 0x1p-24f;
+  }
+
+  template <class Code>
+  static Reg load_codes(const Code* codes) {
+    return static_cast<float>(*codes);
+  }
+
+  template <class Code>
+  static void store_codes(Code* codes, Reg reg) {
+    *codes = static_cast<Code>(reg);
+  }
 
   using Wide = double;
   static constexpr int kWidePerReg = 1;

@@ -181,3 +181,31 @@ def split_encode(
 def split_decode(
     param16: int, residual: int, master: int, numel: int, num_threads: int, isa: Isa = ...
 ) -> None: ...
+
+MOMENT_BLOCK: int
+
+class EightBitBuffers:
+    def __init__(
+        self,
+        *,
+        param16: int,
+        residual: int,
+        grad: int,
+        grad_dtype: Dtype,
+        grad_scale: float = 1.0,
+        exp_avg8: int,
+        exp_avg8_scale: int,
+        exp_avg_sq8: int,
+        exp_avg_sq8_scale: int,
+        numel: int,
+    ) -> None: ...
+
+def adam_step_8bit(
+    options: AdamOptions, step: int, buffers: EightBitBuffers, num_threads: int, isa: Isa
+) -> None: ...
+def encode_8bit(
+    values: int, codes: int, scales: int, numel: int, is_signed: bool, num_threads: int, isa: Isa = ...
+) -> None: ...
+def decode_8bit(
+    codes: int, scales: int, values: int, numel: int, is_signed: bool, num_threads: int, isa: Isa = ...
+) -> None: ...
