@@ -241,10 +241,11 @@ class OptimizerSwapper:
             ValueError: a tensor does not have the sub-group's number of elements.
         """
         group = self.swap_params_info[self.parameter_id(parameter)]
+        sources = {name: tensor.detach() for name, tensor in tensors.items()}  # they may be the state's own
         self._discard(group)
         group.forget_state(keep=self.optimizer.state.get(parameter, {}))
         with self._staging_writer() as writer:
-            for name, tensor in tensors.items():
+            for name, tensor in sources.items():
                 if tensor.numel() != group.numel:
                     raise ValueError(f"{group.describe(name)} cannot take {tensor.numel()} elements")
                 target = group.swapped_tensor(name, self.dtype if name == MASTER else tensor.dtype)

@@ -144,6 +144,20 @@ def test_replaced_state_is_what_the_next_step_works_on(tmp_path, kind):
         adam.assert_equal()
 
 
+def test_state_that_a_load_put_into_the_optimizer_is_written(tmp_path, kind):
+    with SwappedAdam(tmp_path, ODD, kind) as adam:
+        adam.train(2)
+        for index, (param, truth) in enumerate(zip(adam.params, adam.truth, strict=True)):
+            if index == 1:
+                adam.swapper.swap_in_optimizer_state(param)
+            state = {name: value.clone() for name, value in adam.reference.state[truth].items()}
+            adam.optimizer.state[param] = state
+            tensors = {name: value for name, value in state.items() if value.dim()}
+            adam.swapper.replace_state(param, {MASTER: truth.detach(), **tensors})
+        adam.train(1)
+        adam.assert_equal()
+
+
 def test_replacing_state_by_another_length_is_refused_with_both(tmp_path, kind):
     with (
         SwappedAdam(tmp_path, [NUMEL], kind) as adam,

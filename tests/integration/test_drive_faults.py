@@ -1,0 +1,120 @@
+"""A drive fails or a user interrupts: the step says so, and from the last save training goes on exactly."""
+
+import warnings
+
+import pytest
+
+from offload.errors import OffloadConfigError, OffloadIOError, OffloadWarning
+from tests.integration.comparison import differences
+from tests.integration.faults import WAYS, file_size_limit, interrupted_wait, small_drive
+from tests.integration.training import Case, advance, engine_for, snapshot
+
+MIB = 1 << 20
+
+
+@pytest.fixture(params=WAYS, ids=lambda way: way.replace(" ", "-"))
+def way(request):
+    """Changes to the config that choose how optimizer state moves."""
+    return WAYS[request.param]
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", OffloadWarning)
+        yield
+
+
+@pytest.fixture
+def drive(tmp_path):
+    with small_drive(tmp_path, 96 * MIB) as place:
+        if place is None:
+            pytest.skip("mounting a file system takes root")
+        yield place
+
+
+def fill(drive):
+    """Leave no free block."""
+    with (drive / "filler").open("wb", buffering=0) as file:
+        for nbytes in (MIB, 4096):
+            while True:
+                try:
+                    file.write(bytes(nbytes))
+                except OSError:
+                    break
+
+
+@pytest.mark.parametrize("params", ["memory", "nvme"])
+def test_a_write_that_is_refused_raises_with_the_tensor_and_a_load_makes_it_good(
+    swap_dir, checkpoint_dir, way, params
+):
+    case = Case(params=params)
+    with engine_for(case, swap_dir, **way) as engine:
+        advance(engine, case, range(2))
+        engine.save_checkpoint(str(checkpoint_dir), tag="saved")
+        expected = advance(engine, case, range(2, 4)), snapshot(engine)
+        with (
+            file_size_limit(MIB),
+            pytest.raises(OffloadIOError, match=r"writing .* of sub-group \d+ ") as caught,
+        ):
+            advance(engine, case, range(4, 6))
+        assert "ulimit -f" in str(caught.value)
+        assert str(swap_dir) in caught.value.filename
+        engine.load_checkpoint(str(checkpoint_dir), tag="saved")
+        assert advance(engine, case, range(2, 4)) == expected[0]
+        assert differences(snapshot(engine), expected[1]) == []
+
+
+@pytest.mark.parametrize("params", ["memory", "nvme"])
+@pytest.mark.parametrize("nth", [1, 4, 9])
+def test_after_ctrl_c_during_a_step_a_load_makes_it_good(
+    swap_dir, checkpoint_dir, way, params, nth, monkeypatch
+):
+    case = Case(params=params)
+    with engine_for(case, swap_dir, **way) as engine:
+        advance(engine, case, range(2))
+        engine.save_checkpoint(str(checkpoint_dir), tag="saved")
+        expected = advance(engine, case, range(2, 4)), snapshot(engine)
+        with interrupted_wait(monkeypatch, nth), pytest.raises(KeyboardInterrupt):
+            advance(engine, case, range(4, 9))
+        engine.load_checkpoint(str(checkpoint_dir), tag="saved")
+        assert advance(engine, case, range(2, 4)) == expected[0]
+        assert differences(snapshot(engine), expected[1]) == []
+
+
+@pytest.mark.parametrize("params", ["memory", "nvme"])
+def test_a_drive_that_gets_full_stops_the_step_and_training_goes_on_when_there_is_room(drive, way, params):
+    case = Case(params=params)
+    with engine_for(case, drive, **way) as engine:
+        fill(drive)
+        with pytest.raises(OffloadIOError, match=r"reserving \d+ B for .* of sub-group \d .* \d+ B are free"):
+            advance(engine, case, range(1))
+        (drive / "filler").unlink()
+        losses = advance(engine, case, range(1, 5))
+    with engine_for(case.in_memory(), drive, **way) as engine:
+        reference = advance(engine, case, range(5))
+    assert losses[-1] < reference[0]
+
+
+@pytest.mark.parametrize("params", ["memory", "nvme"])
+def test_too_little_room_is_refused_before_training_with_needed_and_free_bytes(tmp_path, way, params):
+    case = Case(params=params)
+    with small_drive(tmp_path, 24 * MIB) as drive:
+        if drive is None:
+            pytest.skip("mounting a file system takes root")
+        with (
+            pytest.raises(OffloadConfigError, match=r"needs [\d,]+ B .* only [\d,]+ B"),
+            engine_for(case, drive, **way),
+        ):
+            pass
+
+
+def test_a_drive_without_room_for_the_parameters_refuses_the_model(tmp_path):
+    with small_drive(tmp_path, 9 * MIB) as drive:
+        if drive is None:
+            pytest.skip("mounting a file system takes root")
+        with (
+            pytest.raises(OffloadIOError, match=r"reserving 1179648 B for parameter \d+ .* \d+ B are free"),
+            engine_for(Case(params="nvme"), drive),
+        ):
+            pass
