@@ -129,6 +129,21 @@ class OffloadZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[misc]
                 )
         self._swap_out_offload_fp32_gradients(gradients, offsets)
 
+    def clear_backward_seen_flag(self) -> None:
+        """DeepSpeed calls this before every forward; one that follows a failed backward starts afresh."""
+        if any(bucket.params for bucket in self.ipg_buckets.values()):
+            self._abandon_backward()
+        super().clear_backward_seen_flag()
+
+    def _abandon_backward(self) -> None:
+        """Forget the gradients of an accumulation window whose last backward raised halfway."""
+        for bucket in self.ipg_buckets.values():
+            bucket.clear_params()
+        for param in (param for group in self.fp16_groups for param in group):
+            param.grad = None  # zero_grad stumbles over gradients on the CPU
+        self._backward_active_depth = 0
+        self.zero_grad(set_to_none=True)
+
     def _zero_missing_gradients(self) -> None:
         present = self._offload_boundary_param_ids | self._set_by_user
         for index, group in enumerate(self.fp16_groups):

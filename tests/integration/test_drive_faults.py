@@ -55,7 +55,7 @@ def test_a_write_that_is_refused_raises_with_the_tensor_and_a_load_makes_it_good
         expected = advance(engine, case, range(2, 4)), snapshot(engine)
         with (
             file_size_limit(MIB),
-            pytest.raises(OffloadIOError, match=r"writing .* of sub-group \d+ ") as caught,
+            pytest.raises(OffloadIOError, match=r"writing .*(sub-group|parameter) \d+ ") as caught,
         ):
             advance(engine, case, range(4, 6))
         assert "ulimit -f" in str(caught.value)
@@ -92,8 +92,7 @@ def test_a_drive_that_gets_full_stops_the_step_and_training_goes_on_when_there_i
         (drive / "filler").unlink()
         losses = advance(engine, case, range(1, 5))
     with engine_for(case.in_memory(), drive, **way) as engine:
-        reference = advance(engine, case, range(5))
-    assert losses[-1] < reference[0]
+        assert losses == advance(engine, case, range(1, 5)), "nothing of the step that failed is left"
 
 
 @pytest.mark.parametrize("params", ["memory", "nvme"])
@@ -110,7 +109,7 @@ def test_too_little_room_is_refused_before_training_with_needed_and_free_bytes(t
 
 
 def test_a_drive_without_room_for_the_parameters_refuses_the_model(tmp_path):
-    with small_drive(tmp_path, 9 * MIB) as drive:
+    with small_drive(tmp_path, 6 * MIB) as drive:
         if drive is None:
             pytest.skip("mounting a file system takes root")
         with (
