@@ -18,7 +18,7 @@ def test_a_step_is_recorded_with_what_it_moved_and_waited_for(swap_dir):
     assert record.bytes_written["optimizer"] >= 12 * swapped
     assert record.bytes_read["gradients"] == record.bytes_written["gradients"] == 0
     assert all(seconds >= 0 for seconds in record.seconds_stalled.values())
-    assert 0 < record.seconds
+    assert record.seconds > 0
     assert record.resident_bytes > 1 << 20
 
 
