@@ -119,7 +119,7 @@ def test_a_truncated_file_is_an_error_that_names_the_elements(make_machine):
     machine.step()
     machine.stream.finish()
     os.truncate(machine.groups[0].swapped["moment"].extent.path, 8192)
-    with pytest.raises(OffloadIOError, match="elements 0 to .* of sub-group 0"):
+    with pytest.raises(OffloadIOError, match=r"elements 0 to .* of sub-group 0"):
         machine.step()
     machine.stream.cancel()
 
