@@ -4,11 +4,11 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 
 from offload.config import read_config
 from offload.errors import OffloadError
 from offload.runtime.space import check_room
+from offload.runtime.state_access import StateAccess
 from offload.runtime.sub_groups import (
     load_sub_group,
     restore_master_weights,
@@ -17,10 +17,9 @@ from offload.runtime.sub_groups import (
 )
 from offload.swap.partitioned_optimizer_swapper import PartitionedOptimizerSwapper
 from offload.swap.pipelined_optimizer_swapper import PipelinedOptimizerSwapper
-from offload.swap.sub_group import MASTER
 
 
-class OffloadZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[misc]
+class OffloadZeroOptimizer(StateAccess):
     """Routes sub-groups through our swappers and keeps DeepSpeed's behaviour elsewhere, with one difference.
 
     A parameter that gets no gradient in a step has gradient zero. Stock ZeRO-3 applies the gradient it got in
@@ -40,8 +39,6 @@ class OffloadZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[misc]
             torch.distributed.barrier()
         self._in_window = False
         self._handed_over: set[int] = set()
-        self._set_by_user: set[int] = set()
-        self._edit: tuple[str, int, torch.Tensor] | None = None
         super().__init__(module, init_optimizer, param_names, timers, ds_config, **settings)
 
     # -- building and closing
@@ -189,81 +186,6 @@ class OffloadZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[misc]
         for swapper in self.param_swappers():
             swapper.drop_prefetched()
 
-    # -- access between steps
-
-    def _get_fp32_opt_state_partition(
-        self, param: Any, release_swap_buffers: bool, optim_state_key: str | None = None
-    ) -> tuple[torch.Tensor, int]:
-        index, offset, numel = self.grad_position[self.get_param_id(param)]
-        if not self._swappable_optimizer_subgroup(index):
-            values, index = super()._get_fp32_opt_state_partition(
-                param, release_swap_buffers, optim_state_key
-            )
-            return values, index
-        fp32 = self.fp32_partitioned_groups_flat[index]
-        name = MASTER if optim_state_key is None else optim_state_key
-        values = self.optimizer_swapper.read_state(fp32, name, offset, numel)
-        if not release_swap_buffers:
-            self._edit = (name, offset, values)  # the caller writes into it and then swaps the sub-group out
-        return values, index
-
-    def _optimizer_states_and_gradient_swap_out(self, sub_group_id: int, timer_names: Any = None) -> None:
-        edit, self._edit = self._edit, None
-        if edit is None:
-            super()._optimizer_states_and_gradient_swap_out(sub_group_id, timer_names)
-            return
-        self.optimizer_swapper.write_state(self.fp32_partitioned_groups_flat[sub_group_id], *edit)
-
-    def _get_fp32_grad_state_partition(
-        self, param: Any, release_swap_buffers: bool
-    ) -> tuple[torch.Tensor, int]:
-        index, offset, numel = self.grad_position[self.get_param_id(param)]
-        if not self._swappable_optimizer_subgroup(index):
-            values, index = super()._get_fp32_grad_state_partition(param, release_swap_buffers)
-            return values, index
-        self._optimizer_states_and_gradient_swap_in(index)
-        gradient = self.fp32_partitioned_groups_flat[index].grad
-        return self._partition_of(gradient, offset, numel, index, release_swap_buffers), index
-
-    def _partition_of(
-        self, source: torch.Tensor, offset: int, numel: int, index: int, release: bool
-    ) -> torch.Tensor:
-        part = source.detach().narrow(0, offset, numel)
-        if not release:
-            return part
-        copy = part.clone()  # the memory below `part` is lent on as soon as it is released
-        self._release_swap_buffers(index)
-        return copy
-
-    def set_fp32_grad_for_param(self, value: torch.Tensor, param: Any) -> None:
-        super().set_fp32_grad_for_param(value, param)
-        self._set_by_user.add(param.ds_id)
-
-    def set_local_grad_for_param(self, value: torch.Tensor, param: Any) -> None:
-        if not param.requires_grad:
-            return
-        _check_partition_numel(value, param)
-        if self.offload_optimizer:
-            self.norm_for_param_grads[self.get_param_id(param)] = self._constant_buffered_norm2(value)
-        gradient, index = self._get_fp32_grad_state_partition(param, release_swap_buffers=False)
-        gradient.data.copy_(value.flatten())
-        if self._swappable_optimizer_subgroup(index):
-            self._writeback_swap_state(index, write_opt_state=False, write_gradients=True)
-        self._set_by_user.add(param.ds_id)
-
-    def set_local_hp_param(self, value: torch.Tensor, param: Any, optim_state_key: str | None = None) -> None:
-        if not param.requires_grad:
-            return
-        _check_partition_numel(value, param)
-        values, index = self._get_fp32_opt_state_partition(param, False, optim_state_key)
-        values.data.copy_(value.flatten())
-        if self._swappable_optimizer_subgroup(index):
-            self._optimizer_states_and_gradient_swap_out(index)
-
-    def update_fp32_grad_for_param_vectorized(self, update_func: Any, param_list: list[Any]) -> None:
-        super().update_fp32_grad_for_param_vectorized(update_func, param_list)
-        self._set_by_user.update(param.ds_id for param in param_list)
-
     # -- checkpoints
 
     def checkpoint_nbytes(self) -> int:
@@ -312,9 +234,3 @@ class OffloadZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[misc]
             store_parameters(self, index, self.fp32_partitioned_groups_flat[index].detach())
             if self._swappable_optimizer_subgroup(index):
                 self._release_swap_buffers(index)
-
-
-def _check_partition_numel(value: torch.Tensor, param: Any) -> None:
-    """Stock counts the elements in memory, of which a partition on storage has none."""
-    if value.numel() != param.ds_tensor.ds_numel:
-        raise ValueError(f"a partition of {param.ds_tensor.ds_numel} elements cannot take {value.numel()}")
