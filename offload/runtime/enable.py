@@ -79,6 +79,7 @@ def _seams() -> list[Seam]:
         Seam(_ENGINE, "DeepSpeedEngine", "_get_param_fragment_func", engine.param_fragment),
         Seam(_ENGINE, "DeepSpeedEngine", "load_module_state_dict", engine.load_module_state_dict),
         Seam(_ENGINE, "DeepSpeedEngine", "_take_model_step", engine.take_model_step),
+        Seam(_ENGINE, "DeepSpeedEngine", "destroy", engine.destroy),
         Seam(
             "deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine",
             "TorchCheckpointEngine",

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 from deepspeed import comm
+from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
 
 from offload.checkpoint.tag_folder import TagFolder, write_latest
 from offload.errors import OffloadIOError
-from offload.runtime.zero3 import OffloadZeroOptimizer
+from offload.runtime.zero3 import OffloadZeroOptimizer, close_param_swappers
 from offload.swap.stats import METER, StepRecord
 
 FROZEN = "frozen_param_fragments"
@@ -128,6 +129,17 @@ def take_model_step(original: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return step
+
+
+def destroy(original: Callable[..., None]) -> Callable[..., None]:
+    """An engine without an optimizer swaps parameters all the same, and nobody else closes their swapper."""
+
+    def destroy_all(engine: Any) -> None:
+        original(engine)
+        if isinstance(getattr(engine, "optimizer", None), DeepSpeedZeRoOffload):
+            close_param_swappers(engine.module)
+
+    return destroy_all
 
 
 def figures(record: StepRecord) -> list[tuple[str, float]]:

@@ -139,10 +139,10 @@ class StreamedZeroOptimizer(OffloadZeroOptimizer):
         if not self._streamed(sub_group_id):
             super()._release_sub_group(sub_group_id, timer_names)
 
-    def step(self, closure: Any = None) -> None:
-        super().step(closure)
+    def _post_step(self, timer_names: set[str]) -> None:
         if self._adam is not None and self.params_in_nvme_and_cpu:
-            self.optimizer_swapper.stream.finish()  # the next forward reads what the last chunks write
+            self.optimizer_swapper.stream.finish()  # what comes next reads the parameters
+        super()._post_step(timer_names)
 
     # -- access between steps
 

@@ -67,17 +67,14 @@ class OffloadZeroOptimizer(StateAccess):
         }
 
     def param_swappers(self) -> list[Any]:
-        """The parameter swappers of the model, each once."""
-        swappers = (getattr(param, "nvme_swapper", None) for param in self.module.parameters())
-        return list(dict.fromkeys(swapper for swapper in swappers if swapper is not None))
+        return param_swappers(self.module)
 
     def destroy(self) -> None:
         """Take DeepSpeed's hooks out, then give up memory, descriptors and swap files."""
         with ExitStack() as stack:  # whatever fails on the way, the rest is done
             if self.optimizer_swapper:
                 stack.callback(self.optimizer_swapper.close)
-            for swapper in self.param_swappers():
-                stack.callback(swapper.close)
+            stack.callback(close_param_swappers, self.module)
             super().destroy()
 
     # -- gradients
@@ -234,3 +231,15 @@ class OffloadZeroOptimizer(StateAccess):
             store_parameters(self, index, self.fp32_partitioned_groups_flat[index].detach())
             if self._swappable_optimizer_subgroup(index):
                 self._release_swap_buffers(index)
+
+
+def param_swappers(module: torch.nn.Module) -> list[Any]:
+    """The parameter swappers of a model, each once."""
+    swappers = (getattr(param, "nvme_swapper", None) for param in module.parameters())
+    return list(dict.fromkeys(swapper for swapper in swappers if swapper is not None))
+
+
+def close_param_swappers(module: torch.nn.Module) -> None:
+    with ExitStack() as stack:  # whatever fails on the way, the rest is done
+        for swapper in param_swappers(module):
+            stack.callback(swapper.close)
