@@ -132,6 +132,9 @@ class Stream:
                     wait_all([(f"reading {_describe(expected)}", slot.reading)], KIND)
                 slot.writing += compute(expected, slot)
                 self._write(slot, expected)
+            except BaseException:
+                self._groups_left = 0  # this pass is over; the next one starts afresh
+                raise
             finally:
                 self._writing.append(slot)
                 slot.reading = None

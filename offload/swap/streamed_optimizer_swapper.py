@@ -80,6 +80,13 @@ class StreamedOptimizerSwapper(PartitionedOptimizerSwapper):
             self.stream.cancel()
         super()._discard(group)
 
+    def _register(self, parameter: Any, numel: int) -> SubGroup:
+        """Reserve room for the state at once: a drive that is too small must not be found out in a step."""
+        group = super()._register(parameter, numel)
+        for name in self.state_names:
+            group.swapped_tensor(name, self.dtype)
+        return group
+
     def _create_state(self, group: SubGroup) -> None:
         """Make place for state that does not exist yet; its first values are written by the step itself."""
         state = self.optimizer.state[group.parameter]
