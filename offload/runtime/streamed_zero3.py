@@ -139,6 +139,14 @@ class StreamedZeroOptimizer(OffloadZeroOptimizer):
         if not self._streamed(sub_group_id):
             super()._release_sub_group(sub_group_id, timer_names)
 
+    def step(self, closure: Any = None) -> None:
+        try:
+            super().step(closure)
+        except BaseException as failure:
+            if self._adam is not None:
+                self.optimizer_swapper.stream.abandon(failure)
+            raise
+
     def _post_step(self, timer_names: set[str]) -> None:
         if self._adam is not None and self.params_in_nvme_and_cpu:
             self.optimizer_swapper.stream.finish()  # what comes next reads the parameters

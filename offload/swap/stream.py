@@ -14,7 +14,7 @@ from offload.swap.buffers import SwapBufferManager
 from offload.swap.stats import METER
 from offload.swap.sub_group import SubGroup
 from offload.swap.swap_buffer import SwapBuffer
-from offload.swap.transfers import naming, wait_all
+from offload.swap.transfers import first_failure, naming
 
 KIND = "optimizer"
 LARGEST_CHUNK_NUMEL = 1 << 20
@@ -122,23 +122,23 @@ class Stream:
         Raises:
             OffloadIOError: naming the tensor; chunks computed before it are written or being written.
         """
-        for expected in self.chunks(group):
-            self._read_ahead()
-            slot = self._reading.popleft()
-            try:
-                if slot.chunk != expected:
-                    raise ValueError(f"the pass is at {slot.chunk}, not at {expected}")
-                if slot.reading is not None:
-                    wait_all([(f"reading {_describe(expected)}", slot.reading)], KIND)
-                slot.writing += compute(expected, slot)
-                self._write(slot, expected)
-            except BaseException:
-                self._groups_left = 0  # this pass is over; the next one starts afresh
-                raise
-            finally:
-                self._writing.append(slot)
-                slot.reading = None
+        try:
+            for expected in self.chunks(group):
+                self._step_chunk(expected, compute)
+        except BaseException as failure:
+            self.abandon(failure)
+            raise
         self._groups_left -= 1
+
+    def abandon(self, failure: BaseException) -> None:
+        """End a pass that failed: the next step begins a new one.
+
+        A drive that refused one write has refused others: they are not told of once more.
+        """
+        self._groups_left = 0
+        if isinstance(failure, OffloadIOError):
+            with suppress(OffloadIOError):
+                self.cancel()
 
     def finish(self) -> None:
         """Wait until everything computed so far is on storage.
@@ -146,25 +146,17 @@ class Stream:
         Raises:
             OffloadIOError: the first write that failed, naming its tensor.
         """
-        writing, self._writing = list(self._writing), deque()
-        self._free += writing
-        transfers = [transfer for slot in writing for transfer in slot.writing]
-        for slot in writing:
-            slot.writing = []
-        wait_all(transfers, KIND)
+        self._finish_writes(len(self._writing))
 
     def cancel(self) -> None:
         """Drop what was read ahead and finish the writes: state is about to be read or changed elsewhere."""
         self._ahead = iter(())
         self._groups_left = 0
-        reading, self._reading = list(self._reading), deque()
-        self._free += reading
-        for slot in reading:
+        while self._reading:
             with suppress(
                 OffloadIOError
             ):  # nobody uses what was read; who wants it reads it again and is told
-                wait_all([("reading ahead", slot.reading)] if slot.reading else [], KIND)
-            slot.reading = None
+                self._finish_read("reading ahead")
         self.finish()
 
     def close(self) -> None:
@@ -177,22 +169,47 @@ class Stream:
                 for buffer in [*slot.buffers.values(), slot.out]:
                     buffer.release()
 
+    def _step_chunk(self, expected: Chunk, compute: Compute) -> None:
+        self._read_ahead()
+        if self._reading[0].chunk != expected:
+            raise ValueError(f"the pass is at {self._reading[0].chunk}, not at {expected}")
+        slot = self._finish_read(f"reading {_describe(expected)}")
+        slot.writing += compute(expected, slot)
+        self._write(slot, expected)
+
     def _read_ahead(self) -> None:
         while (slot := self._free_slot()) is not None:
             chunk = next(self._ahead, None)
             if chunk is None:
                 return
-            self._free.remove(slot)
             self._read(slot, chunk)
+            self._free.remove(slot)
             self._reading.append(slot)
+
+    def _finish_read(self, what: str) -> Slot:
+        """Wait for the oldest read; from then on its slot is among those whose writes are waited for."""
+        slot = self._reading[0]
+        failure = first_failure([(what, slot.reading)] if slot.reading else [], KIND)
+        slot.reading = None
+        self._writing.append(self._reading.popleft())
+        if failure is not None:
+            raise failure
+        return slot
+
+    def _finish_writes(self, count: int) -> None:
+        """Wait for the writes of the oldest `count` slots and set these free."""
+        oldest = list(self._writing)[:count]
+        failure = first_failure([transfer for slot in oldest for transfer in slot.writing], KIND)
+        for slot in oldest:
+            slot.writing = []
+            self._free.append(self._writing.popleft())
+        if failure is not None:
+            raise failure
 
     def _free_slot(self) -> Slot | None:
         """A slot nothing uses; waits for a write only when no chunk is read ahead."""
         while self._writing and (self._writing[0].written() or not (self._free or self._reading)):
-            slot = self._writing.popleft()
-            self._free.append(slot)
-            transfers, slot.writing = slot.writing, []
-            wait_all(transfers, KIND)
+            self._finish_writes(1)
         return self._free[0] if self._free else None
 
     def _read(self, slot: Slot, chunk: Chunk) -> None:

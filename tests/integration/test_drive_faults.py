@@ -60,6 +60,7 @@ def test_a_write_that_is_refused_raises_with_the_tensor_and_a_load_makes_it_good
             advance(engine, case, range(4, 6))
         assert "ulimit -f" in str(caught.value)
         assert str(swap_dir) in caught.value.filename
+        advance(engine, case, range(6, 7))  # goes on, from a step that was taken in part
         engine.load_checkpoint(str(checkpoint_dir), tag="saved")
         assert advance(engine, case, range(2, 4)) == expected[0]
         assert differences(snapshot(engine), expected[1]) == []
@@ -77,14 +78,15 @@ def test_after_ctrl_c_during_a_step_a_load_makes_it_good(
         expected = advance(engine, case, range(2, 4)), snapshot(engine)
         with interrupted_wait(monkeypatch, nth), pytest.raises(KeyboardInterrupt):
             advance(engine, case, range(4, 9))
+        advance(engine, case, range(9, 10))  # goes on, from a step that was taken in part
         engine.load_checkpoint(str(checkpoint_dir), tag="saved")
         assert advance(engine, case, range(2, 4)) == expected[0]
         assert differences(snapshot(engine), expected[1]) == []
 
 
 @pytest.mark.parametrize("params", ["memory", "nvme"])
-def test_a_drive_that_gets_full_stops_the_step_and_training_goes_on_when_there_is_room(drive, way, params):
-    case = Case(params=params)
+def test_a_drive_that_gets_full_stops_the_step_and_training_goes_on_when_there_is_room(drive, params):
+    case, way = Case(params=params), WAYS["whole sub-groups"]
     with engine_for(case, drive, **way) as engine:
         fill(drive)
         with pytest.raises(OffloadIOError, match=r"reserving \d+ B for .* of sub-group \d .* \d+ B are free"):
@@ -93,6 +95,17 @@ def test_a_drive_that_gets_full_stops_the_step_and_training_goes_on_when_there_i
         losses = advance(engine, case, range(1, 5))
     with engine_for(case.in_memory(), drive, **way) as engine:
         assert losses == advance(engine, case, range(1, 5)), "nothing of the step that failed is left"
+
+
+@pytest.mark.parametrize("params", ["memory", "nvme"])
+def test_a_streamed_step_has_its_room_from_the_start_and_does_not_mind_a_full_drive(drive, params):
+    case = Case(params=params)
+    with engine_for(case, drive) as engine:
+        fill(drive)
+        losses = advance(engine, case, range(3))
+        (drive / "filler").unlink()
+    with engine_for(case.in_memory(), drive) as engine:
+        assert losses == advance(engine, case, range(3))
 
 
 @pytest.mark.parametrize("params", ["memory", "nvme"])

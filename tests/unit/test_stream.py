@@ -1,9 +1,12 @@
 """Chunks of sub-groups through a fixed ring of buffers."""
 
 import os
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 import torch
+from drive_faults import file_size_limit, interrupted_wait
 
 from offload.errors import OffloadIOError
 from offload.io import AsyncIOHandle
@@ -38,6 +41,22 @@ class Machine:
         moment.add_(1.0)
         slot.view(MASTER, torch.float32).add_(moment)
         return ()
+
+    @contextmanager
+    def raising(self, group):
+        """The arithmetic of one sub-group fails."""
+        compute = self.compute
+
+        def failing(chunk, slot):
+            if chunk.group.index == group:
+                raise LookupError
+            return compute(chunk, slot)
+
+        self.compute = failing
+        try:
+            yield
+        finally:
+            self.compute = compute
 
     def step(self):
         for group in self.groups:
@@ -141,3 +160,60 @@ def test_the_ring_fits_its_budget(budget, per_element):
     chunk_numel, slots = ring_shape(budget, per_element)
     assert slots >= 3
     assert chunk_numel * slots * per_element <= budget
+
+
+def free_slots(machine):
+    """How many slots of the ring nothing uses."""
+    machine.stream.cancel()
+    return len(machine.stream._free)
+
+
+@pytest.mark.parametrize("nth", range(1, 9))
+def test_after_ctrl_c_at_any_wait_a_new_pass_begins_with_all_buffers(make_machine, monkeypatch, nth):
+    machine = make_machine([300_000, 900_000])
+    slots = free_slots(machine)
+    machine.step()
+    with interrupted_wait(monkeypatch, nth), pytest.raises(KeyboardInterrupt) as caught:
+        for _ in range(9):
+            machine.step()
+    machine.stream.abandon(caught.value)
+    assert not machine.stream.active
+    before = [[machine_values(machine, index, name) for name in NAMES] for index in range(2)]
+    machine.step()
+    machine.stream.finish()
+    for index, (master, moment) in enumerate(before):
+        assert torch.equal(machine.stored(index, "moment"), moment + 1)
+        assert torch.equal(machine.stored(index, MASTER), master + moment + 1)
+    assert free_slots(machine) == slots
+
+
+def machine_values(machine, index, name):
+    machine.stream.cancel()
+    return machine.stored(index, name)
+
+
+@pytest.mark.parametrize("fault", ["write", "missing", "compute"])
+def test_after_a_pass_that_failed_in_the_middle_a_new_one_begins_with_all_buffers(make_machine, fault):
+    machine = make_machine([300_000, 900_000])
+    slots = free_slots(machine)
+    machine.step()
+    machine.stream.finish()
+    path = Path(machine.groups[1].swapped[MASTER].extent.path)
+    with pytest.raises((OffloadIOError, LookupError)) as caught, ExitStack() as stack:
+        if fault == "write":
+            stack.enter_context(file_size_limit(2 << 20))
+        elif fault == "missing":
+            path.rename(path.with_suffix(".away"))
+            stack.callback(path.with_suffix(".away").rename, path)
+        else:
+            stack.enter_context(machine.raising(group=1))
+        machine.step()
+        machine.stream.finish()
+    machine.stream.abandon(caught.value)
+    machine.stream.cancel()
+    before = [[machine.stored(index, name) for name in NAMES] for index in range(2)]
+    machine.step()
+    machine.stream.finish()
+    for index, (master, moment) in enumerate(before):
+        assert torch.equal(machine.stored(index, MASTER), master + moment + 1)
+    assert free_slots(machine) == slots
