@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,15 +16,23 @@ SCRIPT = REPOSITORY / "examples/train_lm.py"
 SHORT = ("--sequence-length=32", "--steps=12", "--steps-after=3")
 
 
-def run(work_folder: Path, *flags: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """Run the script in its own folder; the variables of a launcher around pytest are not for it."""
+def start(work_folder: Path, *flags: str, launcher: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    """Start the script in its own folder; the variables of a launcher around pytest are not for it."""
     foreign = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     environment = {name: value for name, value in os.environ.items() if name not in foreign}
     environment |= {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     command = [sys.executable, *launcher, str(SCRIPT), *flags]
-    return subprocess.run(
-        command, cwd=work_folder, env=environment, text=True, capture_output=True, timeout=300
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, cwd=work_folder, env=environment, text=True, **pipes)
+
+
+def run(work_folder: Path, *flags: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    process = start(work_folder, *flags, launcher=launcher)
+    try:
+        output, errors = process.communicate(timeout=300)
+    finally:
+        process.kill()
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +72,22 @@ def test_a_resume_that_differs_is_an_error(finished):
     note_path.write_text(json.dumps(note))
     assert done.returncode == 1, done.stdout + done.stderr
     assert "NO" in done.stdout
+
+
+def test_a_killed_run_resumes_and_what_it_left_is_removed(tmp_path):
+    process = start(tmp_path, "--sequence-length=32", "--steps=2", "--steps-after=10000")
+    deadline = time.monotonic() + 300
+    while not (tmp_path / "runs/checkpoint/run.json").exists() and time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    process.kill()
+    process.communicate()
+    assert list((tmp_path / "runs/swap").rglob("*"))
+    done = run(tmp_path, "--resume", "--steps-after=2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"left by process {process.pid}, which is gone; removed" in done.stderr
+    assert "stopped before it had losses" in done.stdout
+    assert list((tmp_path / "runs/swap").rglob("*")) == []
 
 
 def test_two_ranks_under_a_launcher_resume_exactly(tmp_path):
