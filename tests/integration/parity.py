@@ -30,9 +30,11 @@ all tests, `{WRITE}` renders this page from its results.
 - **Exact resume**: saved, loaded into an engine with other first weights, equal bit for bit right after the
   load and after three more steps.
 
-| Parameters | Optimizer | Precision | Accumulation | Clipping | Pipeline | What | Ranks \
+The state of DeepSpeed's Adam streams through a few chunks when it is on NVMe; torch's moves by sub-groups.
+
+| Parameters | Optimizer | Precision | Accumulation | Clipping | Pipeline | What | Adam | Ranks \
 | As CPU offload | As stock | Exact resume |
-| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 """
 
 
@@ -55,6 +57,7 @@ def line(case: Case, answers: Answers) -> str:
         "on" if case.clipping else "off",
         case.pipeline,
         case.feature,
+        case.adam,
         case.ranks,
     )
     cells = [*settings, *(_cell(answer) for answer in astuple(answers))]

@@ -37,6 +37,8 @@ class Case:
     clipping: bool = False
     pipeline: str = "off"
     feature: str = "plain"
+    adam: str = "DeepSpeed"
+    """`torch` has no streamed step: its sub-groups move whole, and the pipeline flags count."""
     ranks: int = 1
 
     @property
@@ -79,7 +81,7 @@ def config(case: Case, swap_dir: Path, **changes: Any) -> dict[str, Any]:
             "buffer_count": 5,
             "max_in_cpu": 0,
         }
-    adam = {"lr": 0.01, "weight_decay": 0.01, **({"torch_adam": True} if case.optimizer == "none" else {})}
+    adam = {"lr": 0.01, "weight_decay": 0.01, "torch_adam": case.adam == "torch"}
     warmup = {"warmup_min_lr": 0.002, "warmup_max_lr": 0.01, "warmup_num_steps": 8}
     return {
         "train_micro_batch_size_per_gpu": 4,
