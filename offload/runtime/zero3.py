@@ -17,6 +17,8 @@ from offload.runtime.sub_groups import (
 )
 from offload.swap.partitioned_optimizer_swapper import PartitionedOptimizerSwapper
 from offload.swap.pipelined_optimizer_swapper import PipelinedOptimizerSwapper
+from offload.swap.stats import METER
+from offload.swap.sub_group_mover import KIND as OPTIMIZER
 
 
 class OffloadZeroOptimizer(StateAccess):
@@ -39,7 +41,19 @@ class OffloadZeroOptimizer(StateAccess):
             torch.distributed.barrier()
         self._in_window = False
         self._handed_over: set[int] = set()
+        self._kept_nbytes = 0
         super().__init__(module, init_optimizer, param_names, timers, ds_config, **settings)
+        if self.swap_optimizer:
+            numels = self.fp16_partitioned_groups_flat_numel
+            small = [
+                numel for index, numel in enumerate(numels) if not self._swappable_optimizer_subgroup(index)
+            ]
+            self._keep_in_memory(sum(small) * self.master_weights_and_grads_dtype.itemsize)
+
+    def _keep_in_memory(self, nbytes: int) -> None:
+        """Count master weights of sub-groups that are too small to be worth swapping."""
+        self._kept_nbytes += nbytes
+        METER.keep_in_memory(OPTIMIZER, nbytes)
 
     # -- building and closing
 
@@ -75,6 +89,7 @@ class OffloadZeroOptimizer(StateAccess):
             if self.optimizer_swapper:
                 stack.callback(self.optimizer_swapper.close)
             stack.callback(close_param_swappers, self.module)
+            self._keep_in_memory(-self._kept_nbytes)
             super().destroy()
 
     # -- gradients

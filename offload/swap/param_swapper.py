@@ -55,6 +55,7 @@ class AsyncPartitionedParameterSwapper:
         self._file = SwapFile(Path(self.swap_folder) / "parameters.swp")
         self._partitions: dict[int, Partition] = {}
         self._reserved: list[SwapBuffer] = []
+        self._kept_nbytes = 0
 
     def swappable_tensor(self, param: Any = None, numel: int | None = None) -> bool:
         """Whether a partition is large enough to live on storage; a smaller one stays in memory, counted."""
@@ -63,8 +64,12 @@ class AsyncPartitionedParameterSwapper:
         elements: int = numel if numel is not None else param.ds_tensor.ds_numel
         if elements * self.swap_element_size >= self.min_aio_bytes:
             return True
-        METER.keep_in_memory(KIND, elements * self.swap_element_size)
+        self._keep_in_memory(elements * self.swap_element_size)
         return False
+
+    def _keep_in_memory(self, nbytes: int) -> None:
+        self._kept_nbytes += nbytes
+        METER.keep_in_memory(KIND, nbytes)
 
     def available_swap_in_buffers(self) -> int:
         """How many more partitions of the largest size fit the arena: ZeRO-3 prefetches no more."""
@@ -210,6 +215,7 @@ class AsyncPartitionedParameterSwapper:
             stack.callback(self.swap_buffer_manager.close)
             stack.callback(self.aio_handle.close)  # drains: from here on no transfer uses the memory
             stack.callback(self.release_reserved_buffers)
+            self._keep_in_memory(-self._kept_nbytes)
             for partition in self._partitions.values():
                 if partition.in_use:
                     partition.param.data = partition.param.data.clone()  # a view of memory that goes away now

@@ -7,6 +7,7 @@ import deepspeed
 import pytest
 import torch
 
+import offload
 from offload.errors import OffloadConfigError, OffloadWarning
 from tests.integration.faults import BY_WHOLE_SUB_GROUPS, changed
 from tests.integration.training import Case, advance, config, engine_for
@@ -103,7 +104,13 @@ def test_an_optimizer_with_more_state_than_adam(swap_dir):
 @pytest.mark.parametrize("params", ["memory", "nvme"])
 def test_a_model_too_small_to_swap(swap_dir, params):
     def losses(case):
+        before = offload.stats()["kept_in_memory_bytes"]
         with engine_for(case, swap_dir) as engine:
+            kept = offload.stats()["kept_in_memory_bytes"]
+            numel = sum(param.ds_numel for param in engine.module.parameters())
+            taken = {kind: nbytes - before.get(kind, 0) for kind, nbytes in kept.items()}
+            assert taken.get("optimizer", 0) == (4 * numel if case.optimizer == "nvme" else 0)
+            assert taken.get("parameters", 0) == (2 * numel if case.params == "nvme" else 0)
             return advance(engine, case, STEPS)
 
     class Tiny(Case):

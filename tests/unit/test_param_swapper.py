@@ -246,6 +246,8 @@ def test_small_partitions_stay_in_memory_and_are_counted(swapper, numel, swaps):
     param.ds_tensor = torch.empty(0)
     param.ds_tensor.ds_numel = numel
     assert swapper.swappable_tensor(param) == swaps
+    swapper.close()
+    assert METER.snapshot()["kept_in_memory_bytes"].get("parameters", 0) == before
 
 
 def test_swappable_takes_one_of_its_arguments(swapper):
