@@ -84,24 +84,30 @@ void IoLoop::run() {
 
 void IoLoop::run_until_stopped() {
   std::vector<Request*> finished;
-  while (take_submissions()) {
+  for (;;) {
+    take_submissions();
     fill();
     push();
+    if (has_ended()) return;
     backend_->wait(finished);
     for (Request* request : finished) on_complete(*static_cast<Block*>(request));
     finished.clear();
   }
 }
 
-bool IoLoop::take_submissions() {
+void IoLoop::take_submissions() {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (auto& transfer : submitted_) {
     if (order_.enter(transfer)) enqueue(std::move(transfer));
   }
   submitted_.clear();
-  const bool idle = queues_[0].empty() && queues_[1].empty() && in_flight_.empty();
   sleeping_ = true;
-  return !(stopping_ && idle);
+}
+
+// To be asked after fill(), which takes out of the queues what has been sent whole.
+bool IoLoop::has_ended() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return stopping_ && submitted_.empty() && queues_[0].empty() && queues_[1].empty() && in_flight_.empty();
 }
 
 void IoLoop::fill() {

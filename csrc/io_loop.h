@@ -58,7 +58,8 @@ class IoLoop {
 
   void run();
   void run_until_stopped();
-  bool take_submissions();
+  void take_submissions();
+  bool has_ended();
   void fill();
   void push();
   std::shared_ptr<Transfer> next_transfer();
