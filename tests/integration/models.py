@@ -101,6 +101,11 @@ def _set_local_gradient(engine: Any, step: int) -> None:
         utils.safe_set_local_grad(param, utils.safe_get_local_grad(param) * 2)
 
 
+def _update_gradients(engine: Any, step: int) -> None:
+    params = [engine.module.layers[0].weight, engine.module.norm.bias]
+    utils.safe_update_full_grad_vectorized(params, lambda gradient, param: gradient * 2)
+
+
 @dataclass(frozen=True)
 class Feature:
     """One way of using the network."""
@@ -128,6 +133,7 @@ FEATURES = {
     "state set by user (local)": Feature(after_step=_set_local_state),
     "gradient set by user (full)": Feature(before_step=_set_full_gradient),
     "gradient set by user (local)": Feature(before_step=_set_local_gradient),
+    "gradients updated by user (vectorized)": Feature(before_step=_update_gradients),
     "two models in one process": Feature(),
     "transformers.Trainer": Feature(),
 }

@@ -33,6 +33,7 @@ def join(rank: int, world: int, port: int) -> None:
     # DeepSpeed refuses fp16 on a CPU without instructions for it; torch computes it there all the same
     deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
+    gc.freeze()  # what the imports made need not be looked through after every engine
 
 
 def run_ranks(world: int, function: Callable[..., Any], *args: Any) -> list[Any]:

@@ -7,7 +7,17 @@ from tests.integration.combinations import TWO_RANKS
 from tests.integration.comparison import assert_swapped, differences, is_close
 from tests.integration.parity import Answers
 from tests.integration.ranks import run_ranks
-from tests.integration.training import resume, stock_deepspeed, train
+from tests.integration.training import Case, resume, stock_deepspeed, train
+
+OTHERS = (
+    Case("nvme", "nvme", "fp32", clipping=True, pipeline="both", adam="torch", ranks=2),
+    Case("nvme", "nvme", "fp16", ranks=2),
+    Case("nvme", "nvme", feature="state set by user (full)", ranks=2),
+    Case("nvme", "nvme", feature="state set by user (local)", ranks=2),
+    Case("nvme", "nvme", clipping=True, feature="gradient set by user (local)", ranks=2),
+    Case("nvme", "nvme", accumulation=4, feature="used in some micro-batches", ranks=2),
+    Case("nvme", "nvme", feature="frozen parameters", ranks=2),
+)
 
 
 def test_two_ranks_train_and_resume_as_in_memory(found, swap_dir, checkpoint_dir):
@@ -16,6 +26,10 @@ def test_two_ranks_train_and_resume_as_in_memory(found, swap_dir, checkpoint_dir
     resumed = run_ranks(2, _resume_and_compare, swap_dir, checkpoint_dir)
     assert resumed == [[], []]
     found[TWO_RANKS] = Answers()
+
+
+def test_two_ranks_train_as_in_memory_however_they_are_used(swap_dir):
+    assert run_ranks(2, _compare_others, swap_dir) == [{str(case): [] for case in OTHERS}] * 2
 
 
 def _train_and_compare(swap_dir, checkpoint_dir):
@@ -37,3 +51,13 @@ def _resume_and_compare(swap_dir, checkpoint_dir):
     again = resume(TWO_RANKS, swap_dir, checkpoint_dir)
     assert run.losses[-len(again.losses) :] == again.losses
     return differences(run.at_save, again.at_save) + differences(run.at_end, again.at_end)
+
+
+def _compare_others(swap_dir):
+    return {str(case): _compare(case, swap_dir) for case in OTHERS}
+
+
+def _compare(case, swap_dir):
+    run, in_memory = train(case, swap_dir), train(case.in_memory(), swap_dir)
+    assert run.losses == in_memory.losses
+    return differences(run.at_end, in_memory.at_end)
