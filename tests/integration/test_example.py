@@ -91,7 +91,7 @@ def test_a_killed_run_resumes_and_what_it_left_is_removed(tmp_path):
 
 
 def test_two_ranks_under_a_launcher_resume_exactly(tmp_path):
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
     done = run(tmp_path, "--parameters=300K", *SHORT, launcher=launcher)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("yes") == 4
