@@ -5,6 +5,7 @@
 
 namespace offload {
 
+void register_faults(pybind11::module_& m);
 void register_io(pybind11::module_& m);
 void register_pinned(pybind11::module_& m);
 void register_kernels(pybind11::module_& m);

@@ -46,6 +46,7 @@ IoHandle::IoHandle(HandleSettings settings) : settings_(std::move(settings)), ow
   const auto queue_depth =
       static_cast<int>(std::min<int64_t>(settings_.queue_depth, std::numeric_limits<int>::max() / 4));
   BackendChoice choice = choose_backend({settings_.backend, queue_depth, thread_count});
+  if (settings_.faults) choice.backend = make_fault_backend(std::move(choice.backend), settings_.faults);
   backend_ = choice.backend->name();
   backend_reason_ = std::move(choice.reason);
   queue_depth_ = choice.backend->queue_depth();

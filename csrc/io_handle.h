@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "fault_plan.h"
 #include "file.h"
 #include "io_loop.h"
 #include "transfer.h"
@@ -21,6 +22,7 @@ struct HandleSettings {
   int64_t block_size = 0;
   int64_t queue_depth = 0;
   int64_t thread_count = 0;
+  std::shared_ptr<FaultPlan> faults;  // of tests
 };
 
 class IoHandle {

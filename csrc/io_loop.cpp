@@ -152,6 +152,15 @@ void IoLoop::finish(const std::shared_ptr<Transfer>& transfer) {
   progressed_.notify_all();
 }
 
+void IoLoop::fail_unsent(Transfer& transfer, IoFailure failure) {
+  if (!transfer.extents_.empty()) {
+    failure.path = transfer.extents_.front().file->path();
+    failure.offset = transfer.extents_.front().offset;
+  }
+  failure.nbytes_wanted = transfer.nbytes();
+  transfer.fail(std::move(failure));
+}
+
 // The kernel refuses the backend itself: nobody will ever complete what is in flight.
 void IoLoop::give_up(const IoFailure& failure) {
   std::vector<std::shared_ptr<Transfer>> submitted;
@@ -170,7 +179,7 @@ void IoLoop::give_up(const IoFailure& failure) {
     const std::shared_ptr<Transfer> transfer = std::move(queue.front());
     queue.pop_front();
     if (transfer->done()) continue;
-    transfer->fail(failure);
+    fail_unsent(*transfer, failure);
     finish(transfer);
   }
 }

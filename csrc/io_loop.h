@@ -74,6 +74,7 @@ class IoLoop {
   void retire(Block& block);
   void finish(const std::shared_ptr<Transfer>& transfer);
   void enqueue(std::shared_ptr<Transfer> transfer);
+  static void fail_unsent(Transfer& transfer, IoFailure failure);
   void give_up(const IoFailure& failure);
   Block* new_block();
   void note(const std::string& notice);

@@ -98,12 +98,12 @@ void register_transfer(py::module_& m) {
 
 void register_handle(py::module_& m) {
   py::class_<IoHandle, std::unique_ptr<IoHandle, DestroyWithoutGil<IoHandle>>>(m, "IoHandle")
-      .def(py::init(
-               [](const std::string& backend, int64_t block_size, int64_t queue_depth, int64_t thread_count) {
-                 return std::unique_ptr<IoHandle, DestroyWithoutGil<IoHandle>>(
-                     new IoHandle({backend, block_size, queue_depth, thread_count}));
-               }),
-           "backend"_a, "block_size"_a, "queue_depth"_a, "thread_count"_a, no_gil())
+      .def(py::init([](const std::string& backend, int64_t block_size, int64_t queue_depth,
+                       int64_t thread_count, std::shared_ptr<FaultPlan> faults) {
+             return std::unique_ptr<IoHandle, DestroyWithoutGil<IoHandle>>(
+                 new IoHandle({backend, block_size, queue_depth, thread_count, std::move(faults)}));
+           }),
+           "backend"_a, "block_size"_a, "queue_depth"_a, "thread_count"_a, "faults"_a = nullptr, no_gil())
       .def_property_readonly("backend", &IoHandle::backend)
       .def_property_readonly("backend_reason", &IoHandle::backend_reason)
       .def_property_readonly("block_size", &IoHandle::block_size)

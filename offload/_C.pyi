@@ -34,8 +34,38 @@ class Transfer:
     def wait_for(self, seconds: float) -> bool: ...
     def error(self) -> OSError | None: ...
 
+class FaultKind:
+    EIO: FaultKind
+    ENOSPC: FaultKind
+    EAGAIN: FaultKind
+    EINTR: FaultKind
+    SHORT: FaultKind
+    DELAY: FaultKind
+    REORDER: FaultKind
+    BUSY: FaultKind
+    BROKEN: FaultKind
+    __members__: dict[str, FaultKind]
+
+class FaultPlan:
+    def __init__(
+        self,
+        seed: int,
+        rates: dict[FaultKind, float],
+        scheduled: Sequence[tuple[int, FaultKind]],
+        delay_seconds: float,
+    ) -> None: ...
+    def counts(self) -> list[int]: ...
+    def hard(self) -> list[tuple[FaultKind, bool, int, int]]: ...
+
 class IoHandle:
-    def __init__(self, backend: str, block_size: int, queue_depth: int, thread_count: int) -> None: ...
+    def __init__(
+        self,
+        backend: str,
+        block_size: int,
+        queue_depth: int,
+        thread_count: int,
+        faults: FaultPlan | None = None,
+    ) -> None: ...
     @property
     def backend(self) -> str: ...
     @property

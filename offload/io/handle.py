@@ -13,6 +13,7 @@ from typing_extensions import Self
 from offload import _C
 from offload.errors import OffloadWarning
 from offload.io.deepspeed_names import DeepSpeedNames
+from offload.io.faults import FaultPlan
 from offload.io.file import File
 from offload.io.tensors import movable
 from offload.io.tickets import Ledger, Ticket
@@ -30,6 +31,7 @@ class AsyncIOHandle(DeepSpeedNames):
     `auto` takes the first that works, and `backend_reason` says why. `intra_op_parallelism` is the least
     number of threads of the posix backend; the other two need one to keep a drive busy. `single_submit` and
     `overlap_events` are DeepSpeed's: here blocks always go in batches and completions always overlap.
+    `faults` lets the backend fail on purpose: for tests of what stands above.
     """
 
     def __init__(
@@ -41,11 +43,13 @@ class AsyncIOHandle(DeepSpeedNames):
         intra_op_parallelism: int = 1,
         *,
         backend: str = "auto",
+        faults: FaultPlan | None = None,
     ) -> None:
         _check_positive(
             block_size=block_size, queue_depth=queue_depth, intra_op_parallelism=intra_op_parallelism
         )
-        core = _C.IoHandle(backend, block_size, queue_depth, intra_op_parallelism)
+        plan = None if faults is None else faults.core
+        core = _C.IoHandle(backend, block_size, queue_depth, intra_op_parallelism, plan)
         self._ledger = Ledger(core)
         self._finalizer = weakref.finalize(self, _shut_down, self._ledger)
         self._block_size = core.block_size
