@@ -4,11 +4,13 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(wildcard csrc/*.cpp csrc/*.h)
+NATIVE := $(wildcard tests/native/*.cpp)
+SECONDS ?= 3600
 TORCH := $(shell grep -o 'torch==[0-9.]*' pyproject.toml)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train build test test-unit test-integration lint format clean
+.PHONY: help train build test test-unit test-integration sanitize stress lint format clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -26,16 +28,23 @@ test-unit: build ## the tests that need no DeepSpeed
 test-integration: build ## the tests that train
 	$(BIN)/python -m pytest tests/integration $(ARGS)
 
+sanitize: ## the C++ core under thread, address and undefined-behaviour sanitizers, in short
+	tests/native/sanitize 10
+
+stress: build ## the same for SECONDS (an hour), then thousands of random scripts against a plain file
+	tests/native/sanitize $(SECONDS)
+	$(BIN)/python -m pytest -m slow tests/unit/test_io_properties.py $(ARGS)
+
 lint: $(VENV)/.installed ## ruff, mypy, clang-format; changes nothing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run -Werror $(SOURCES)
+	$(BIN)/clang-format --dry-run -Werror $(SOURCES) $(NATIVE)
 
 format: $(VENV)/.installed ## write the code in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $(SOURCES)
+	$(BIN)/clang-format -i $(SOURCES) $(NATIVE)
 
 clean: ## remove what was built and what runs left; the virtual environment stays
 	rm -rf build dist runs *.egg-info offload/*.so $(VENV)/.built
