@@ -64,9 +64,13 @@ def _create_base(base: Path) -> None:
     """Whoever may write to the user's folder may write to ours: users share a drive."""
     try:
         base.mkdir(parents=True)
+        base.chmod(base.parent.stat().st_mode & 0o7777)
     except FileExistsError:
         return
-    base.chmod(base.parent.stat().st_mode & 0o7777)
+    except FileNotFoundError:
+        if not base.parent.is_dir():
+            raise
+        # the last swapper of another process has just removed it, which the caller finds out
 
 
 def _is_same_file(descriptor: int, path: Path) -> bool:
@@ -89,7 +93,7 @@ def _remove_own(folder: Path, lock_path: Path, descriptor: int, owner_pid: int) 
 
 
 def _remove_stale(base: Path) -> None:
-    for lock_path in sorted(base.glob("*.lock")):
+    for lock_path in _lock_paths(base):
         try:
             descriptor = os.open(lock_path, os.O_RDWR | os.O_CLOEXEC)
         except (FileNotFoundError, PermissionError):
@@ -102,6 +106,14 @@ def _remove_stale(base: Path) -> None:
             continue
         finally:
             os.close(descriptor)
+
+
+def _lock_paths(base: Path) -> list[Path]:
+    try:
+        names = os.listdir(base)
+    except FileNotFoundError:
+        return []
+    return [base / name for name in sorted(names) if name.endswith(".lock")]
 
 
 def _report_stale(lock_path: Path) -> None:

@@ -221,6 +221,39 @@ def test_a_lock_that_was_replaced_while_it_was_looked_at_is_not_taken_for_a_stal
     living.close()
 
 
+def test_the_folder_may_be_removed_by_its_last_user_while_it_is_made(tmp_path, monkeypatch):
+    chmod, robbed = Path.chmod, []
+
+    def slow_chmod(path, mode):
+        if not robbed:
+            robbed.append(path)
+            path.rmdir()
+        chmod(path, mode)
+
+    monkeypatch.setattr(Path, "chmod", slow_chmod)
+    area = SwapArea(tmp_path, "optimizer", 0)
+    assert robbed == [tmp_path / "offload-swap"]
+    assert area.path.is_dir()
+    area.close()
+
+
+def test_the_folder_may_be_removed_by_its_last_user_while_it_is_looked_through(tmp_path, monkeypatch):
+    base = tmp_path / "offload-swap"
+    base.mkdir()
+    listdir, robbed = os.listdir, []
+
+    def slow_listdir(path):
+        if not robbed:
+            robbed.append(path)
+            base.rmdir()
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", slow_listdir)
+    area = SwapArea(tmp_path, "optimizer", 0)
+    assert robbed == [base]
+    area.close()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_processes_that_come_and_go_on_one_path_never_disturb_each_other(tmp_path):
     def come_and_go():
