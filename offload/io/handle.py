@@ -127,14 +127,13 @@ class AsyncIOHandle(DeepSpeedNames):
         self._check_open()
         alias = movable(tensor)
         extent = self._extent(writing, alias, file, offset)
-        ticket = self._ledger.submit(writing, (extent,), (alias,), private=private)
-        return ticket
+        return self._ledger.submit(writing, (extent,), (alias.untyped_storage(),), private=private)
 
     def _start_many(self, writing: bool, extents: Iterable[Extent]) -> Ticket:
         self._check_open()
         parts = [(movable(tensor), file, offset) for tensor, file, offset in extents]
         spans = [self._extent(writing, alias, file, offset) for alias, file, offset in parts]
-        return self._ledger.submit(writing, spans, [alias for alias, _, _ in parts])
+        return self._ledger.submit(writing, spans, [alias.untyped_storage() for alias, _, _ in parts])
 
     def _extent(
         self, writing: bool, alias: torch.Tensor, file: Target, offset: int

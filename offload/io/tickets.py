@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 import threading
 import time
 import warnings
@@ -19,19 +20,19 @@ _SLICE_SECONDS = 0.1  # a wait comes back this often, so that Ctrl-C is heard
 class Ticket:
     """One transfer in flight. Its tensors stay alive until it is done; its result may be asked for later."""
 
-    __slots__ = ("__weakref__", "_counted_in", "_ledger", "_path", "_private", "_tensors", "_transfer")
+    __slots__ = ("__weakref__", "_counted_in", "_ledger", "_path", "_private", "_storages", "_transfer")
 
     def __init__(
         self,
         ledger: "Ledger",
         transfer: _C.Transfer,
-        tensors: Sequence[torch.Tensor],
+        storages: Sequence[torch.UntypedStorage],
         path: str,
         private: bool,
     ) -> None:
         self._ledger = ledger
         self._transfer = transfer
-        self._tensors: Sequence[torch.Tensor] = tensors
+        self._storages: Sequence[torch.UntypedStorage] = storages
         self._path = path
         self._private = private
         self._counted_in = -1
@@ -115,15 +116,18 @@ class Ledger:
         self,
         writing: bool,
         extents: Sequence[tuple[int, int, _C.File, int]],
-        tensors: Sequence[torch.Tensor],
+        storages: Sequence[torch.UntypedStorage],
         *,
         private: bool = False,
     ) -> Ticket:
-        """Starts a transfer; a private one is its caller's alone, and `wait_all` passes it over."""
+        """Starts a transfer; a private one is its caller's alone, and `wait_all` passes it over.
+
+        The storages are what is kept alive: a third of the memory of the tensors over them.
+        """
         self.reap()
-        path = extents[0][2].path if extents else ""
+        path = sys.intern(extents[0][2].path) if extents else ""
         transfer = self.core.submit(writing, extents)
-        ticket = Ticket(self, transfer, tensors, path, private)
+        ticket = Ticket(self, transfer, storages, path, private)
         self._in_flight[transfer.id] = ticket
         if transfer.done():  # it may have been reaped before it was entered
             self.settle(ticket)
@@ -141,7 +145,7 @@ class Ledger:
         with self._lock:
             if self._in_flight.pop(ticket._transfer.id, None) is None:
                 return
-            ticket._tensors = ()
+            ticket._storages = ()
             if ticket._private:
                 return
             if ticket._transfer.error() is not None:

@@ -76,12 +76,14 @@ Child = Callable[..., subprocess.CompletedProcess[str]]
 def child(tmp_path: Path) -> Child:
     """Runs Python code in a process of its own and gives its output; it must end within the time."""
 
-    def run(code: str, *arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    def run(
+        code: str, *arguments: str, timeout: float = 60, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
         script = tmp_path / "child.py"
         script.write_text(textwrap.dedent(code))
         return subprocess.run(
             [sys.executable, str(script), *arguments],
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY), **environment},
             capture_output=True,
             text=True,
             timeout=timeout,

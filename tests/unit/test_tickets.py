@@ -121,3 +121,46 @@ def test_a_ticket_outlives_its_handle(backend, tmp_path):
         ticket = handle.write(torch.ones(5000), tmp_path / "x")
     del handle
     assert ticket.wait() == 20_000
+
+
+def test_ten_thousand_tickets_in_flight_cost_less_than_a_kibibyte_each(child, tmp_path, backend):
+    code = """
+    import ctypes, os, sys, torch
+    from offload.io import AsyncIOHandle, File
+    from offload.io.faults import FaultPlan
+
+    class Heap(ctypes.Structure):
+        _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks "
+                    "uordblks fordblks keepcost".split()]
+
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = Heap
+
+    def used():
+        heap = mallinfo()
+        return heap.uordblks + heap.hblkhd
+
+    data = torch.ones(4096, dtype=torch.uint8)
+    late = FaultPlan(rates={"delay": 1.0}, delay_seconds=2)
+    handle = AsyncIOHandle(backend=sys.argv[2], faults=late)
+    with File(sys.argv[1], "rw") as file:
+        handle.write(data, file).wait()
+        before = used()
+        tickets = [handle.write(data, file, at << 12) for at in range(10_000)]
+        nbytes = used() - before
+        assert not any(ticket.done() for ticket in tickets)
+        print(nbytes / len(tickets))
+        sys.stdout.flush()
+        os._exit(0)  # they would take minutes
+    """
+    done = child(code, str(tmp_path / "x"), backend, PYTHONMALLOC="malloc")  # so that all is counted
+    assert done.returncode == 0, done.stderr
+    assert 200 < float(done.stdout) < 1024, done.stdout
+
+
+def test_ten_thousand_tickets_in_flight_all_end_well(handle, tmp_path):
+    data = torch.arange(10_000, dtype=torch.int32).repeat_interleave(1024)
+    with File(tmp_path / "x", "rw") as file:
+        tickets = [handle.write(piece, file, at << 12) for at, piece in enumerate(data.split(1024))]
+        assert len(tickets) == 10_000 and all(ticket.wait() == 4096 for ticket in tickets)
+    assert (tmp_path / "x").read_bytes() == data.numpy().tobytes()
