@@ -8,6 +8,7 @@
 
 #include "align.h"
 #include "error.h"
+#include "huge_pages.h"
 
 namespace offload {
 namespace {
@@ -41,7 +42,7 @@ void PinnedMemory::after_fork_in_child() noexcept {
 char* PinnedMemory::allocate(int64_t nbytes, Locking locking) {
   if (nbytes <= 0) throw std::invalid_argument("nbytes must be at least 1, not " + std::to_string(nbytes));
   const size_t length = mapped(nbytes);
-  void* address = ::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* address = map_memory(length);
   if (address == MAP_FAILED) throw IoError(IoFailure{errno, "mmap", "", 0, nbytes, 0});
   bool locked = false;
   if (locking != Locking::kNone) {

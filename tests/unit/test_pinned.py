@@ -141,3 +141,25 @@ def test_the_lock_limit_is_an_exception_or_one_warning(child, tmp_path):
         """,
     )
     assert done.returncode == 0, done.stderr
+
+
+def huge_bytes(tensor):
+    """How much of the mapping that holds the tensor lies in huge pages."""
+    inside = False
+    for line in open("/proc/self/smaps"):
+        if "-" in line.split(" ")[0]:
+            start, end = (int(part, 16) for part in line.split(" ")[0].split("-"))
+            inside = start <= tensor.data_ptr() < end
+        elif inside and line.startswith("AnonHugePages:"):
+            return int(line.split()[1]) << 10
+    return 0
+
+
+def test_large_allocations_lie_in_huge_pages_where_the_kernel_gives_them():
+    if "[never]" in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text():
+        pytest.skip("transparent huge pages are off")
+    tensor = pinned.new((16 << 20) + 5)
+    assert tensor.data_ptr() % (2 << 20) == 0
+    if not huge_bytes(tensor):
+        pytest.skip("the kernel had no huge page free")
+    assert huge_bytes(tensor) >= 8 << 20
