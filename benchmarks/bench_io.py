@@ -46,7 +46,7 @@ def full_scale(rounds: int) -> Scale:
     workloads = [
         Workload(mode, nbytes, lock) for mode in MODES for nbytes in SIZES.values() for lock in (1, 0)
     ]
-    return Scale(workloads, STOCK_SETTINGS, 4 * GIB, 3.0, rounds)
+    return Scale(workloads, STOCK_SETTINGS, 4 * GIB, 2.0, rounds)
 
 
 def quick_scale() -> Scale:
@@ -92,7 +92,7 @@ def medians(results: list[Result]) -> dict[str, float]:
 
 def compete(scale: Scale, path: Path, stocks: dict[str, Stock], fios: dict[str, Fio]) -> list[dict[str, Any]]:
     """For each workload, the medians of everybody; they take turns within every round."""
-    ours = Ours()
+    ours = Ours(path)
     found: dict[Workload, dict[str, list[Result]]] = {workload: {} for workload in scale.workloads}
     for turn in range(scale.rounds):
         for workload, results in found.items():
