@@ -35,7 +35,7 @@ class Workload:
         return max(2, min(MOST_TENSORS, POOL_BYTES // self.nbytes))
 
     def tensors(self) -> list[torch.Tensor]:
-        """Pinned ones share one allocation, as a pool of buffers does and fio's: so they lie in huge pages."""
+        """Pinned ones share one allocation, as a pool of buffers does: so they lie in huge pages."""
         if self.pinned:
             return list(pinned.new(self.ntensors * self.nbytes, strict=False).split(self.nbytes))
         return [torch.ones(self.nbytes, dtype=torch.uint8) for _ in range(self.ntensors)]

@@ -146,7 +146,7 @@ def test_the_lock_limit_is_an_exception_or_one_warning(child, tmp_path):
 def huge_bytes(tensor):
     """How much of the mapping that holds the tensor lies in huge pages."""
     inside = False
-    for line in open("/proc/self/smaps"):
+    for line in Path("/proc/self/smaps").read_text().splitlines():
         if "-" in line.split(" ")[0]:
             start, end = (int(part, 16) for part in line.split(" ")[0].split("-"))
             inside = start <= tensor.data_ptr() < end
