@@ -87,7 +87,9 @@ inline void encode_block(const float* values, float scale, Rounding rounding, ty
     std::memset(codes, 0, kMomentBlock);
     return;
   }
-  const float inverse_scale = 1 / scale;
+  // Four float steps above: no rounding error, and no random number, takes the largest element's code from
+  // it.
+  const float inverse_scale = 1 / scale * (1 + 4 * FLT_EPSILON);
   for (int i = 0; i < kMomentBlock; i += V::kWidth) {
     V::store_codes(codes + i, code_of<V, Code>(V::load(values + i), inverse_scale, rounding));
   }

@@ -17,3 +17,6 @@ class OffloadConfig(ConfigSection):
 
     buffer_bytes: Integer = Field(256 << 20, ge=8 << 20, le=1 << 40)
     """All memory of the streamed optimizer step, whatever the size of the model; at least 8 MiB."""
+
+    state_format: Literal["fp32", "split", "8bit"] = "fp32"
+    """Adam's state on storage: `fp32` 12 B per weight; `split` 10 B, exact, for bf16; `8bit` 4.1 B, lossy."""

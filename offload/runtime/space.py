@@ -8,6 +8,8 @@ import torch
 
 from offload.config import SwapConfig
 from offload.config.space import SpaceNeed, check_free_space, needed_nbytes, optimizer_nbytes
+from offload.swap.arena import align_up
+from offload.swap.formats import FORMATS, FormatName
 
 _STATES = {
     "Adam": 2,
@@ -58,8 +60,16 @@ def check_room(
             gradient_nbytes=max((p.element_size() for p in trainable), default=0) * swaps_gradients,
             ranks=ranks,
         )
+        if config.offload.state_format != "fp32":
+            nbytes = ranks * _encoded_nbytes(config.offload.state_format, _shares(trainable, world))
         needs.append(SpaceNeed(section.key("nvme_path"), section.nvme_path, "optimizer state", nbytes))
     check_free_space(needs)
+
+
+def _encoded_nbytes(state_format: FormatName, numels: Iterable[int]) -> int:
+    """Bytes of Adam's state, master weights included, in a format other than float32."""
+    columns = FORMATS[state_format](("exp_avg", "exp_avg_sq")).columns
+    return sum(align_up(column.nbytes(numel)) for numel in numels for column in columns)
 
 
 def _shares(params: Iterable[Any], world: int) -> list[int]:

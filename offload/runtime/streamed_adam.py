@@ -8,7 +8,8 @@ import torch
 from offload import _C
 from offload.io import Ticket
 from offload.runtime.cpu_adam import DTYPES
-from offload.swap.stats import METER
+from offload.runtime.model_parameters import ModelParameters
+from offload.swap.formats import FormatName, scale_of
 from offload.swap.stream import Chunk, Slot
 from offload.swap.sub_group import MASTER
 
@@ -27,11 +28,24 @@ def refusal(optimizer: Any, master_dtype: torch.dtype) -> str | None:
     return None
 
 
+def format_refusal(state_format: FormatName, model_dtype: torch.dtype) -> str | None:
+    """Why state cannot be kept in this format; None when it can."""
+    if state_format == "fp32" or model_dtype == torch.bfloat16:
+        return None
+    return f"a {str(model_dtype).removeprefix('torch.')} parameter is not the upper half of its master weight"
+
+
 class StreamedAdam:
     """Steps chunks of one ZeRO-3 optimizer with Adam or AdamW."""
 
-    def __init__(self, zero: "StreamedZeroOptimizer") -> None:
+    def __init__(
+        self, zero: "StreamedZeroOptimizer", model: ModelParameters, state_format: FormatName
+    ) -> None:
         self._zero = zero
+        self._model = model
+        self._step_chunk = {"fp32": self._step_fp32, "split": self._step_split, "8bit": self._step_8bit}[
+            state_format
+        ]
         self._isa = _C.supported_isas()[-1]
         starts = torch.tensor([0, *zero.fp16_partitioned_groups_flat_numel]).cumsum(0)
         self._gradient_starts = [int(start) for start in starts]
@@ -51,25 +65,86 @@ class StreamedAdam:
         options = self._options(zero.optimizer.param_groups[zero.sub_group_to_group_id[index]])
 
         def compute(chunk: Chunk, slot: Slot) -> Sequence[tuple[str, Ticket]]:
-            out, pieces = self._destination(index, chunk, slot)
             gradient = self._gradient(index, chunk)
-            buffers = _C.AdamBuffers(
-                param=slot.view(MASTER, torch.float32).data_ptr(),
-                grad=gradient.data_ptr(),
-                exp_avg=slot.view("exp_avg", torch.float32).data_ptr(),
-                exp_avg_sq=slot.view("exp_avg_sq", torch.float32).data_ptr(),
-                numel=chunk.numel,
-                param_dtype=_C.Dtype.float32,
-                grad_dtype=DTYPES[gradient.dtype],
-                state_dtype=_C.Dtype.float32,
-                grad_scale=grad_scale,
-                param_out=out.data_ptr(),
-                param_out_dtype=DTYPES[out.dtype],
-            )
-            _C.adam_step(options, state["step"], buffers, torch.get_num_threads(), self._isa)
-            return self._distribute(index, chunk, out) if pieces else ()
+            model = self._step_chunk(options, state["step"], chunk, slot, gradient, grad_scale)
+            return self._model.store(chunk, model)
 
         zero.optimizer_swapper.step_group(parameter, compute)
+
+    def _step_fp32(
+        self,
+        options: _C.AdamOptions,
+        step: int,
+        chunk: Chunk,
+        slot: Slot,
+        gradient: torch.Tensor,
+        grad_scale: float,
+    ) -> torch.Tensor:
+        """Step one chunk; its new model parameters."""
+        model = self._model.room(chunk, slot)
+        buffers = _C.AdamBuffers(
+            param=slot.view(MASTER).data_ptr(),
+            grad=gradient.data_ptr(),
+            exp_avg=slot.view("exp_avg").data_ptr(),
+            exp_avg_sq=slot.view("exp_avg_sq").data_ptr(),
+            numel=chunk.numel,
+            param_dtype=_C.Dtype.float32,
+            grad_dtype=DTYPES[gradient.dtype],
+            state_dtype=_C.Dtype.float32,
+            grad_scale=grad_scale,
+            param_out=model.data_ptr(),
+            param_out_dtype=DTYPES[model.dtype],
+        )
+        _C.adam_step(options, step, buffers, torch.get_num_threads(), self._isa)
+        return model
+
+    def _step_split(
+        self,
+        options: _C.AdamOptions,
+        step: int,
+        chunk: Chunk,
+        slot: Slot,
+        gradient: torch.Tensor,
+        grad_scale: float,
+    ) -> torch.Tensor:
+        model = self._model.values(chunk, slot)
+        buffers = _C.SplitBuffers(
+            param16=model.data_ptr(),
+            residual=slot.view(MASTER).data_ptr(),
+            grad=gradient.data_ptr(),
+            exp_avg=slot.view("exp_avg").data_ptr(),
+            exp_avg_sq=slot.view("exp_avg_sq").data_ptr(),
+            numel=chunk.numel,
+            grad_dtype=DTYPES[gradient.dtype],
+            grad_scale=grad_scale,
+        )
+        _C.adam_step_split(options, step, buffers, torch.get_num_threads(), self._isa)
+        return model
+
+    def _step_8bit(
+        self,
+        options: _C.AdamOptions,
+        step: int,
+        chunk: Chunk,
+        slot: Slot,
+        gradient: torch.Tensor,
+        grad_scale: float,
+    ) -> torch.Tensor:
+        model = self._model.values(chunk, slot)
+        buffers = _C.EightBitBuffers(
+            param16=model.data_ptr(),
+            residual=slot.view(MASTER).data_ptr(),
+            grad=gradient.data_ptr(),
+            grad_dtype=DTYPES[gradient.dtype],
+            grad_scale=grad_scale,
+            exp_avg8=slot.view("exp_avg").data_ptr(),
+            exp_avg8_scale=slot.view(scale_of("exp_avg")).data_ptr(),
+            exp_avg_sq8=slot.view("exp_avg_sq").data_ptr(),
+            exp_avg_sq8_scale=slot.view(scale_of("exp_avg_sq")).data_ptr(),
+            numel=chunk.numel,
+        )
+        _C.adam_step_8bit(options, step, buffers, torch.get_num_threads(), self._isa)
+        return model
 
     def gradient_of(self, param: Any) -> torch.Tensor:
         """A float32 copy of this rank's part of a parameter's gradient."""
@@ -89,13 +164,6 @@ class StreamedAdam:
             bias_correction=bool(group["bias_correction"]),
         )
 
-    def _destination(self, index: int, chunk: Chunk, slot: Slot) -> tuple[torch.Tensor, bool]:
-        """Where the kernel puts new model parameters, and whether they must be carried on from there."""
-        flat = self._zero.fp16_partitioned_groups_flat[index]
-        if flat is not None and flat.device.type == "cpu":
-            return flat.narrow(0, chunk.start, chunk.numel), False
-        return slot.out_view(self._zero.dtype), True
-
     def _gradient(self, index: int, chunk: Chunk) -> torch.Tensor:
         """The chunk's gradient where it lies in host memory, in the dtype it arrived in."""
         flat = self._zero.grad_partitions_flat_buffer
@@ -103,37 +171,8 @@ class StreamedAdam:
         if not self.set_gradients:
             return gradient
         patched = gradient.to(torch.float32, copy=True)
-        for param, first, last, skipped in self._pieces(index, chunk):
+        for param, first, last, skipped in self._model.pieces(chunk):
             values = self.set_gradients.get(param.ds_id)
             if values is not None:
                 patched[first:last] = values[skipped : skipped + last - first]
         return patched
-
-    def _distribute(self, index: int, chunk: Chunk, out: torch.Tensor) -> list[tuple[str, Ticket]]:
-        """Carry new model parameters to the accelerator, or to where each lies in memory or on storage."""
-        flat = self._zero.fp16_partitioned_groups_flat[index]
-        if flat is not None:
-            flat.narrow(0, chunk.start, chunk.numel).copy_(out)
-            return []
-        transfers = []
-        for param, first, last, skipped in self._pieces(index, chunk):
-            values = out[first:last]
-            if param.ds_tensor.status.name == "AVAILABLE":
-                param.ds_tensor.data.narrow(0, skipped, last - first).copy_(values)
-                continue
-            extent = param.nvme_swapper.get_path(param)
-            offset = extent.offset + skipped * values.element_size()
-            ticket = self._zero.optimizer_swapper.aio_handle.write(values, extent.path, offset)
-            METER.written("parameters", values.nbytes)
-            transfers.append((f"writing {extent.key}", ticket))
-        return transfers
-
-    def _pieces(self, index: int, chunk: Chunk) -> list[tuple[Any, int, int, int]]:
-        """Parameters that overlap the chunk, each with first and last element there and those before it."""
-        pieces = []
-        end = chunk.start + chunk.numel
-        for param, (offset, numel) in self._zero.partition_places(index):
-            first, last = max(offset, chunk.start), min(offset + numel, end)
-            if first < last:
-                pieces.append((param, first - chunk.start, last - chunk.start, first - offset))
-        return pieces

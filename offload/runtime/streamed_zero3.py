@@ -8,9 +8,13 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import log_dist
 
 from offload import _C
+from offload.errors import OffloadConfigError
 from offload.runtime.cpu_adam import DTYPES
-from offload.runtime.streamed_adam import STATE_NAMES, StreamedAdam, refusal
+from offload.runtime.model_parameters import ModelParameters
+from offload.runtime.streamed_adam import STATE_NAMES, StreamedAdam, format_refusal, refusal
 from offload.runtime.zero3 import OffloadZeroOptimizer
+from offload.swap.encoded_optimizer_swapper import EncodedOptimizerSwapper
+from offload.swap.formats import FORMATS
 from offload.swap.streamed_optimizer_swapper import StreamedOptimizerSwapper
 
 
@@ -32,18 +36,31 @@ class StreamedZeroOptimizer(OffloadZeroOptimizer):
 
     def _configure_tensor_swapping(self, offload_optimizer_config: Any, aio_config: Any) -> None:
         reason = refusal(self.optimizer, self.master_weights_and_grads_dtype)
+        self._check_state_format(reason)
         if reason is not None:
             log_dist(f"offload: optimizer state moves by whole sub-groups, because {reason}", ranks=[0])
             super()._configure_tensor_swapping(offload_optimizer_config, aio_config)
             return
-        self.optimizer_swapper = StreamedOptimizerSwapper(
-            state_names=STATE_NAMES,
+        model = ModelParameters(self)
+        state_format = self._swap_config.offload.state_format
+        kind = StreamedOptimizerSwapper if state_format == "fp32" else EncodedOptimizerSwapper
+        extra = {} if state_format == "fp32" else {"model": model}
+        self.optimizer_swapper = kind(
+            state_format=FORMATS[state_format](STATE_NAMES),
             buffer_bytes=self._swap_config.offload.buffer_bytes,
             model_itemsize=self.dtype.itemsize,
+            **extra,
             **self._swapper_arguments(),
         )
         self.offload_optimizer_fast_init = True  # the other way holds a whole sub-group in float32
-        self._adam = StreamedAdam(self)
+        self._adam = StreamedAdam(self, model, state_format)
+
+    def _check_state_format(self, not_streamed: str | None) -> None:
+        wanted = self._swap_config.offload.state_format
+        reason = not_streamed if wanted != "fp32" else None
+        reason = reason or format_refusal(wanted, self.dtype)
+        if reason is not None:
+            raise OffloadConfigError(f'offload.state_format is "{wanted}", but {reason}; set it to "fp32"')
 
     def initialize_optimizer_states(self) -> None:
         if self._adam is None:

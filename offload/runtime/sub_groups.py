@@ -27,6 +27,7 @@ def with_swapped_state(optimizer: "OffloadZeroOptimizer", state_dict: dict[str, 
         flat_groups[index] = mapped.pop(MASTER)
         if position in packed:
             packed[position] = {**packed[position], **mapped}
+        optimizer.optimizer_swapper.drop_exports()  # their mappings stay
     return {**state_dict, "fp32_flat_groups": flat_groups}
 
 
@@ -46,14 +47,17 @@ def load_sub_group(optimizer: "OffloadZeroOptimizer", index: int, saved: torch.T
     fp32 = optimizer.fp32_partitioned_groups_flat[index]
     state = optimizer.optimizer.state.get(fp32, {})
     tensors = {name: value for name, value in state.items() if torch.is_tensor(value)}
+    writes_model = False
     if optimizer._swappable_optimizer_subgroup(index):
         flat_state = {name: value for name, value in tensors.items() if value.numel() == expected}
         optimizer.optimizer_swapper.replace_state(fp32, {MASTER: saved, **flat_state})
+        writes_model = optimizer.optimizer_swapper.writes_model
         tensors = {name: value for name, value in tensors.items() if name not in flat_state}
     else:
         fp32.data.copy_(saved)
     state.update({name: value.clone() for name, value in tensors.items()})
-    store_parameters(optimizer, index, saved)
+    if not writes_model:
+        store_parameters(optimizer, index, saved)
 
 
 def store_parameters(optimizer: "OffloadZeroOptimizer", index: int, master: torch.Tensor) -> None:

@@ -39,6 +39,9 @@ class OptimizerSwapper:
         aio_handle: built by the subclass before this constructor runs.
     """
 
+    writes_model = False
+    """Whether `replace_state` sets the model parameters too."""
+
     @staticmethod
     def parameter_id(param: Any) -> Any:
         return param.ds_id
@@ -231,6 +234,9 @@ class OptimizerSwapper:
         group = self.swap_params_info[self.parameter_id(parameter)]
         self._settle(group)
         return {name: (swapped.extent, swapped.dtype) for name, swapped in group.swapped.items()}
+
+    def drop_exports(self) -> None:
+        """Remove what `swapped_state` wrote for its caller alone: nothing here."""
 
     def replace_state(self, parameter: Any, tensors: Mapping[str, torch.Tensor]) -> None:
         """Write `tensors` (keys as in `swapped_state`) over a sub-group's.

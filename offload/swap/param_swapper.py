@@ -89,6 +89,10 @@ class AsyncPartitionedParameterSwapper:
         partition.finish_write()
         return partition.extent
 
+    def on_storage(self, param: Any) -> bool:
+        """Whether `param` lives on storage, also while a copy is in memory."""
+        return self._swapped(param) is not None
+
     def get_buffer(self, param: Any, numel: int) -> torch.Tensor:
         """Memory for a new partition of `numel` elements, which `swap_out_and_release` will write."""
         partition = self._partitions.get(param.ds_id)

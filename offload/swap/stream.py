@@ -1,7 +1,7 @@
 """Chunks of sub-groups through a fixed ring of buffers: read ahead, computed on, written behind."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -11,6 +11,7 @@ from offload.errors import OffloadIOError
 from offload.io import AsyncIOHandle, Ticket
 from offload.swap.arena import ALIGNMENT, align_up
 from offload.swap.buffers import SwapBufferManager
+from offload.swap.formats import Column
 from offload.swap.stats import METER
 from offload.swap.sub_group import SubGroup
 from offload.swap.swap_buffer import SwapBuffer
@@ -36,18 +37,19 @@ class Chunk:
 class Slot:
     """Buffers of one chunk, and the transfers that use them."""
 
-    buffers: dict[str, SwapBuffer]
+    buffers: dict[Column, SwapBuffer]
     out: SwapBuffer
     chunk: Chunk | None = None
-    reading: Ticket | None = None
+    reading: list[tuple[str, Ticket]] = field(default_factory=list)
     writing: list[tuple[str, Ticket]] = field(default_factory=list)
 
-    def view(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        """The current chunk's part of a state tensor."""
-        return self.buffers[name].view(self._chunk().numel, dtype)
+    def view(self, name: str) -> torch.Tensor:
+        """The current chunk's part of a column."""
+        column, buffer = next(entry for entry in self.buffers.items() if entry[0].name == name)
+        return buffer.view(column.numel(self._chunk().numel), column.dtype)
 
     def out_view(self, dtype: torch.dtype) -> torch.Tensor:
-        """Room for the chunk's new model parameters."""
+        """Room for the chunk's model parameters."""
         return self.out.view(self._chunk().numel, dtype)
 
     def written(self) -> bool:
@@ -62,6 +64,9 @@ class Slot:
 Compute = Callable[[Chunk, Slot], Sequence[tuple[str, Ticket]]]
 """Steps the chunk that the slot holds; returns further transfers that read the slot's buffers."""
 
+ReadModel = Callable[[Chunk, Slot], Sequence[tuple[str, Ticket]]]
+"""Starts to read a chunk's model parameters into the slot."""
+
 
 class Stream:
     """One pass over sub-groups per optimizer step, within a fixed budget of memory.
@@ -69,30 +74,31 @@ class Stream:
     Args:
         handle: does the transfers.
         manager: lends the slots' buffers, once.
-        names: the state tensors that travel, each `itemsize` bytes per element.
-        itemsize: bytes of one element of a state tensor.
+        columns: what travels.
         out_itemsize: bytes of one model parameter.
+        read_model: starts reading a chunk's model parameters, where they too lie on storage and the columns
+            mean nothing without them.
     """
 
     def __init__(
         self,
         handle: AsyncIOHandle,
         manager: SwapBufferManager,
-        names: Sequence[str],
-        itemsize: int,
+        columns: Sequence[Column],
         out_itemsize: int,
+        read_model: ReadModel | None = None,
     ) -> None:
         self._handle = handle
-        self._names = tuple(names)
-        self._itemsize = itemsize
-        per_element = len(self._names) * itemsize + out_itemsize
-        self.chunk_numel, count = ring_shape(manager.budget_nbytes, per_element)
+        self._columns = tuple(columns)
+        self._read_model = read_model
+        self._written = frozenset(self._columns)
+        self.chunk_numel, count = ring_shape(manager.budget_nbytes, self._columns, out_itemsize)
         self._free: deque[Slot] = deque()
         for _ in range(count):
-            lent = [manager.lend(self.chunk_numel * itemsize, grow=True) for _ in self._names]
+            lent = [manager.lend(column.nbytes(self.chunk_numel), grow=True) for column in self._columns]
             out = manager.lend(self.chunk_numel * out_itemsize, grow=True)
-            buffers = {name: buffer for name, buffer in zip(self._names, lent, strict=True) if buffer}
-            if out is None or len(buffers) < len(self._names):
+            buffers = {column: buffer for column, buffer in zip(self._columns, lent, strict=True) if buffer}
+            if out is None or len(buffers) < len(self._columns):
                 raise MemoryError(f"no memory for {count} chunks of {self.chunk_numel} elements")
             self._free.append(Slot(buffers, out))
         self._reading: deque[Slot] = deque()
@@ -130,6 +136,28 @@ class Stream:
             raise
         self._groups_left -= 1
 
+    def transform(
+        self, group: SubGroup, first: int, last: int, compute: Compute, written: Collection[Column] = ()
+    ) -> None:
+        """Outside of a pass: compute on the chunks that hold elements `first` to `last`, write some columns.
+
+        Raises:
+            OffloadIOError: naming the tensor.
+        """
+        chunks = [c for c in self.chunks(group) if c.start < last and first < c.start + c.numel]
+        self.cancel()
+        self._ahead = iter(chunks)
+        self._written = frozenset(written)
+        try:
+            for chunk in chunks:
+                self._step_chunk(chunk, compute)
+            self.finish()
+        except BaseException as failure:
+            self.abandon(failure)
+            raise
+        finally:
+            self._written = frozenset(self._columns)
+
     def abandon(self, failure: BaseException) -> None:
         """End a pass that failed: the next step begins a new one.
 
@@ -156,7 +184,7 @@ class Stream:
             with suppress(
                 OffloadIOError
             ):  # nobody uses what was read; who wants it reads it again and is told
-                self._finish_read("reading ahead")
+                self._finish_read()
         self.finish()
 
     def close(self) -> None:
@@ -173,7 +201,7 @@ class Stream:
         self._read_ahead()
         if self._reading[0].chunk != expected:
             raise ValueError(f"the pass is at {self._reading[0].chunk}, not at {expected}")
-        slot = self._finish_read(f"reading {_describe(expected)}")
+        slot = self._finish_read()
         slot.writing += compute(expected, slot)
         self._write(slot, expected)
 
@@ -182,15 +210,15 @@ class Stream:
             chunk = next(self._ahead, None)
             if chunk is None:
                 return
-            self._read(slot, chunk)
             self._free.remove(slot)
             self._reading.append(slot)
+            self._read(slot, chunk)
 
-    def _finish_read(self, what: str) -> Slot:
+    def _finish_read(self) -> Slot:
         """Wait for the oldest read; from then on its slot is among those whose writes are waited for."""
         slot = self._reading[0]
-        failure = first_failure([(what, slot.reading)] if slot.reading else [], KIND)
-        slot.reading = None
+        failure = first_failure(slot.reading, KIND)
+        slot.reading = []
         self._writing.append(self._reading.popleft())
         if failure is not None:
             raise failure
@@ -214,43 +242,55 @@ class Stream:
 
     def _read(self, slot: Slot, chunk: Chunk) -> None:
         slot.chunk = chunk
-        present = [name for name in self._names if name in chunk.group.swapped]
-        for name in self._names:
-            if name not in present:
-                slot.buffers[name].buffer.zero_()  # state that does not exist yet starts at zero
+        present = [column for column in self._columns if column.name in chunk.group.swapped]
+        for column in self._columns:
+            if column not in present:
+                slot.buffers[column].buffer.zero_()  # state that does not exist yet starts at zero
         extents = self._extents(slot, chunk, present)
-        with naming(f"reading {_describe(chunk)}"):
-            slot.reading = self._handle.readv(extents)
+        what = f"reading {_describe(chunk)}"
+        with naming(what):
+            slot.reading.append((what, self._handle.readv(extents)))
         METER.read(KIND, sum(tensor.nbytes for tensor, _, _ in extents))
+        if self._read_model is not None:
+            slot.reading += self._read_model(chunk, slot)
 
     def _write(self, slot: Slot, chunk: Chunk) -> None:
-        extents = self._extents(slot, chunk, self._names)
+        extents = self._extents(slot, chunk, [column for column in self._columns if column in self._written])
+        if not extents:
+            return
         what = f"writing {_describe(chunk)}"
         with naming(what):
             slot.writing.append((what, self._handle.writev(extents)))
         METER.written(KIND, sum(tensor.nbytes for tensor, _, _ in extents))
 
-    def _extents(self, slot: Slot, chunk: Chunk, names: Sequence[str]) -> list[tuple[torch.Tensor, str, int]]:
+    def _extents(
+        self, slot: Slot, chunk: Chunk, columns: Sequence[Column]
+    ) -> list[tuple[torch.Tensor, str, int]]:
         """Whole blocks: what follows a sub-group's last element is padding, in the buffer and in the file."""
-        nbytes = align_up(chunk.numel * self._itemsize)
-        offset = chunk.start * self._itemsize
-        places = ((name, chunk.group.swapped[name].extent) for name in names)
+        places = ((column, chunk.group.swapped[column.name].extent) for column in columns)
         return [
-            (slot.buffers[name].buffer.narrow(0, 0, nbytes), extent.path, extent.offset + offset)
-            for name, extent in places
+            (
+                slot.buffers[column].buffer.narrow(0, 0, align_up(column.nbytes(chunk.numel))),
+                extent.path,
+                extent.offset + column.nbytes(chunk.start),
+            )
+            for column, extent in places
         ]
 
 
-def ring_shape(budget_nbytes: int, per_element: int) -> tuple[int, int]:
+def ring_shape(budget_nbytes: int, columns: Sequence[Column], out_itemsize: int) -> tuple[int, int]:
     """Elements per chunk and number of slots for a budget: large chunks first, then many of them."""
+
+    def slots(chunk_numel: int) -> int:
+        return budget_nbytes // (
+            sum(column.nbytes(chunk_numel) for column in columns) + chunk_numel * out_itemsize
+        )
+
+    least = max(column.weights_per_file_block for column in columns)
     chunk_numel = LARGEST_CHUNK_NUMEL
-    while chunk_numel > ALIGNMENT and _slots_in(budget_nbytes, chunk_numel, per_element) < MOST_SLOTS:
+    while chunk_numel > max(least, ALIGNMENT) and slots(chunk_numel) < MOST_SLOTS:
         chunk_numel //= 2
-    return chunk_numel, max(FEWEST_SLOTS, min(MOST_SLOTS, _slots_in(budget_nbytes, chunk_numel, per_element)))
-
-
-def _slots_in(budget_nbytes: int, chunk_numel: int, per_element: int) -> int:
-    return budget_nbytes // (chunk_numel * per_element)
+    return chunk_numel, max(FEWEST_SLOTS, min(MOST_SLOTS, slots(chunk_numel)))
 
 
 def _describe(chunk: Chunk) -> str:

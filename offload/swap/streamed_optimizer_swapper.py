@@ -2,16 +2,34 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from offload.errors import OffloadIOError
+from offload.io import Ticket
 from offload.swap.buffers import SwapBufferManager
+from offload.swap.formats import StateFormat
 from offload.swap.partitioned_optimizer_swapper import PartitionedOptimizerSwapper
-from offload.swap.stream import Compute, Stream
+from offload.swap.stream import Chunk, Compute, Slot, Stream
 from offload.swap.sub_group import MASTER, SubGroup
 from offload.swap.transfers import placeholder
+
+
+class ModelParameters(Protocol):
+    """A sub-group's model parameters, chunk by chunk, wherever they lie."""
+
+    def read(self, chunk: Chunk, slot: Slot) -> Sequence[tuple[str, Ticket]]:
+        """Start reading those on storage into the slot."""
+        ...
+
+    def values(self, chunk: Chunk, slot: Slot) -> torch.Tensor:
+        """The chunk's parameters, to be changed in place, once what `read` started has ended."""
+        ...
+
+    def store(self, chunk: Chunk, values: torch.Tensor) -> Sequence[tuple[str, Ticket]]:
+        """Carry changed values to where the parameters live."""
+        ...
 
 
 class StreamedOptimizerSwapper(PartitionedOptimizerSwapper):
@@ -20,21 +38,31 @@ class StreamedOptimizerSwapper(PartitionedOptimizerSwapper):
     Outside the step a sub-group's state is read and written in pieces, with `read_state` and `write_state`.
 
     Args:
-        state_names: the optimizer's state tensors, each of one fp32 value per weight.
+        state_format: what lies on storage of master weights and of the optimizer's state tensors.
         buffer_bytes: all memory of the optimizer path.
         model_itemsize: bytes of one model parameter.
+        model: the model parameters, for a format that builds on them.
         others: as `PartitionedOptimizerSwapper`.
     """
 
     def __init__(
-        self, *, state_names: Sequence[str], buffer_bytes: int, model_itemsize: int, **others: Any
+        self,
+        *,
+        state_format: StateFormat,
+        buffer_bytes: int,
+        model_itemsize: int,
+        model: ModelParameters | None = None,
+        **others: Any,
     ) -> None:
         self._buffer_bytes = buffer_bytes
-        self.state_names = tuple(state_names)
+        self.format = state_format
         super().__init__(**others)
-        names = (MASTER, *self.state_names)
         self.stream = Stream(
-            self.aio_handle, self.swap_buffer_manager, names, self.dtype.itemsize, model_itemsize
+            self.aio_handle,
+            self.swap_buffer_manager,
+            state_format.columns,
+            model_itemsize,
+            model.read if model is not None else None,
         )
 
     def _make_manager(self) -> SwapBufferManager:
@@ -83,15 +111,17 @@ class StreamedOptimizerSwapper(PartitionedOptimizerSwapper):
     def _register(self, parameter: Any, numel: int) -> SubGroup:
         """Reserve room for the state at once: a drive that is too small must not be found out in a step."""
         group = super()._register(parameter, numel)
-        for name in self.state_names:
-            group.swapped_tensor(name, self.dtype)
+        self._reserve(group)
         return group
+
+    def _reserve(self, group: SubGroup) -> None:
+        for column in self.format.columns:
+            group.swapped_tensor(column.name, column.dtype, column.nbytes(group.numel))
 
     def _create_state(self, group: SubGroup) -> None:
         """Make place for state that does not exist yet; its first values are written by the step itself."""
+        self._reserve(group)
         state = self.optimizer.state[group.parameter]
-        for name in self.state_names:
-            if name not in group.swapped:
-                group.swapped_tensor(name, self.dtype)
-            if name not in state:
+        for name in self.format.names:
+            if name != MASTER and name not in state:
                 state[name] = placeholder(self.dtype)

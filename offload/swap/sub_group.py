@@ -66,8 +66,11 @@ class SubGroup:
     def describe(self, name: str) -> str:
         return f"{name} of sub-group {self.index} ({self.numel} elements)"
 
-    def swapped_tensor(self, name: str, dtype: torch.dtype) -> Swapped:
-        """Where the tensor `name` lies; its file is made, and its space reserved, on first use."""
+    def swapped_tensor(self, name: str, dtype: torch.dtype, nbytes: int | None = None) -> Swapped:
+        """Where the tensor `name` lies; its file is made, and its space reserved, on first use.
+
+        `nbytes`, where it is given, replaces one element per weight. A new file reads as zeros.
+        """
         known = self.swapped.get(name)
         if known is not None and known.dtype == dtype:
             return known
@@ -75,7 +78,9 @@ class SubGroup:
             self.folder / f"{self.index:05d}.{quote(name, safe='')}.{str(dtype).removeprefix('torch.')}.swp"
         )
         path.unlink(missing_ok=True)
-        extent = SwapFile(path).allocate(self.numel * dtype.itemsize, self.describe(name))
+        extent = SwapFile(path).allocate(
+            self.numel * dtype.itemsize if nbytes is None else nbytes, self.describe(name)
+        )
         self.swapped[name] = Swapped(extent, dtype)
         if known is not None:
             Path(known.extent.path).unlink(missing_ok=True)

@@ -261,3 +261,37 @@ def test_a_conversion_without_memory_is_refused():
         _C.encode_8bit(0, 64, 64, 4, True, 1)
     with pytest.raises(ValueError, match="num_threads"):
         _C.decode_8bit(64, 64, 64, 4, True, 0)
+
+
+def test_the_largest_element_of_a_block_keeps_its_code_whatever_the_random_number():
+    """With one less, a saved block would come back with another scale."""
+    numel = BLOCK * 20_000
+    options = _C.AdamOptions(
+        lr=1e-3,
+        beta1=0.9,
+        beta2=0.999,
+        eps=1e-8,
+        weight_decay=0.0,
+        decoupled_weight_decay=True,
+        bias_correction=True,
+    )
+    model, residual = torch.zeros(numel, dtype=torch.bfloat16), torch.zeros(numel, dtype=torch.int16)
+    moments = {name: empty_moment(numel, name == "exp_avg") for name in ("exp_avg", "exp_avg_sq")}
+    generator = torch.Generator().manual_seed(0)
+    for step in range(1, 41):
+        grad = torch.rand(numel, generator=generator).to(torch.bfloat16)
+        chunk = _C.EightBitBuffers(
+            param16=model.data_ptr(),
+            residual=residual.data_ptr(),
+            grad=grad.data_ptr(),
+            grad_dtype=_C.Dtype.bfloat16,
+            exp_avg8=moments["exp_avg"].codes.data_ptr(),
+            exp_avg8_scale=moments["exp_avg"].scales.data_ptr(),
+            exp_avg_sq8=moments["exp_avg_sq"].codes.data_ptr(),
+            exp_avg_sq8_scale=moments["exp_avg_sq"].scales.data_ptr(),
+            numel=numel,
+        )
+        _C.adam_step_8bit(options, step, chunk, 2, ISAS[-1])
+        for name, moment in moments.items():
+            largest = moment.codes.view(-1, BLOCK).abs() if moment.is_signed else moment.codes.view(-1, BLOCK)
+            assert torch.all(largest.amax(1) == (127 if moment.is_signed else 255)), (name, step)

@@ -11,10 +11,11 @@ from drive_faults import file_size_limit, interrupted_wait
 from offload.errors import OffloadIOError
 from offload.io import AsyncIOHandle
 from offload.swap.buffers import SwapBufferManager
+from offload.swap.formats import FORMATS, Column
 from offload.swap.stream import Stream, ring_shape
 from offload.swap.sub_group import MASTER, SubGroup
 
-NAMES = (MASTER, "moment")
+COLUMNS = (Column(MASTER, torch.float32), Column("moment", torch.float32))
 
 
 class Machine:
@@ -23,7 +24,7 @@ class Machine:
     def __init__(self, folder, numels, budget=8 << 20):
         self.handle = AsyncIOHandle(block_size=1 << 16, queue_depth=16)
         self.manager = SwapBufferManager(budget, 1, torch.uint8, self.handle, lock=False)
-        self.stream = Stream(self.handle, self.manager, NAMES, 4, 2)
+        self.stream = Stream(self.handle, self.manager, COLUMNS, 2)
         self.groups = []
         self.expected = []
         for index, numel in enumerate(numels):
@@ -37,9 +38,9 @@ class Machine:
 
     def compute(self, chunk, slot):
         self.seen.append((chunk.group.index, chunk.start, chunk.numel))
-        moment = slot.view("moment", torch.float32)
+        moment = slot.view("moment")
         moment.add_(1.0)
-        slot.view(MASTER, torch.float32).add_(moment)
+        slot.view(MASTER).add_(moment)
         return ()
 
     @contextmanager
@@ -155,11 +156,15 @@ def test_a_pass_out_of_order_is_refused(make_machine):
 
 
 @pytest.mark.parametrize("budget", [8 << 20, 64 << 20, 256 << 20])
-@pytest.mark.parametrize("per_element", [10, 14, 16])
-def test_the_ring_fits_its_budget(budget, per_element):
-    chunk_numel, slots = ring_shape(budget, per_element)
+@pytest.mark.parametrize("name", list(FORMATS))
+@pytest.mark.parametrize("out_itemsize", [2, 4])
+def test_the_ring_fits_its_budget_and_its_chunks_the_file_blocks(budget, name, out_itemsize):
+    columns = FORMATS[name](("exp_avg", "exp_avg_sq")).columns
+    chunk_numel, slots = ring_shape(budget, columns, out_itemsize)
     assert slots >= 3
-    assert chunk_numel * slots * per_element <= budget
+    nbytes = [column.nbytes(chunk_numel) for column in columns]
+    assert slots * (sum(nbytes) + chunk_numel * out_itemsize) <= budget
+    assert all(column_nbytes % 4096 == 0 for column_nbytes in nbytes)
 
 
 def free_slots(machine):
@@ -178,7 +183,7 @@ def test_after_ctrl_c_at_any_wait_a_new_pass_begins_with_all_buffers(make_machin
             machine.step()
     machine.stream.abandon(caught.value)
     assert not machine.stream.active
-    before = [[machine_values(machine, index, name) for name in NAMES] for index in range(2)]
+    before = [[machine_values(machine, index, name) for name in (MASTER, "moment")] for index in range(2)]
     machine.step()
     machine.stream.finish()
     for index, (master, moment) in enumerate(before):
@@ -211,7 +216,7 @@ def test_after_a_pass_that_failed_in_the_middle_a_new_one_begins_with_all_buffer
         machine.stream.finish()
     machine.stream.abandon(caught.value)
     machine.stream.cancel()
-    before = [[machine.stored(index, name) for name in NAMES] for index in range(2)]
+    before = [[machine.stored(index, name) for name in (MASTER, "moment")] for index in range(2)]
     machine.step()
     machine.stream.finish()
     for index, (master, moment) in enumerate(before):
