@@ -19,15 +19,18 @@ def with_swapped_state(optimizer: "OffloadZeroOptimizer", state_dict: dict[str, 
     """
     flat_groups = list(state_dict["fp32_flat_groups"])
     packed = state_dict["optimizer_state_dict"]["state"]
-    for position, index in enumerate(_packing_order(optimizer)):
-        if not optimizer._swappable_optimizer_subgroup(index):
-            continue
-        swapped = optimizer.optimizer_swapper.swapped_state(optimizer.fp32_partitioned_groups_flat[index])
-        mapped = {name: mapped_tensor(extent, dtype) for name, (extent, dtype) in swapped.items()}
-        flat_groups[index] = mapped.pop(MASTER)
-        if position in packed:
-            packed[position] = {**packed[position], **mapped}
-        optimizer.optimizer_swapper.drop_exports()  # their mappings stay
+    try:
+        for position, index in enumerate(_packing_order(optimizer)):
+            if not optimizer._swappable_optimizer_subgroup(index):
+                continue
+            fp32 = optimizer.fp32_partitioned_groups_flat[index]
+            swapped = optimizer.optimizer_swapper.swapped_state(fp32)
+            mapped = {name: mapped_tensor(extent, dtype) for name, (extent, dtype) in swapped.items()}
+            flat_groups[index] = mapped.pop(MASTER)
+            if position in packed:
+                packed[position] = {**packed[position], **mapped}
+    finally:
+        optimizer.optimizer_swapper.drop_exports()  # what is mapped stays
     return {**state_dict, "fp32_flat_groups": flat_groups}
 
 

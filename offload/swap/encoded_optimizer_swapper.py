@@ -165,6 +165,5 @@ class EncodedOptimizerSwapper(StreamedOptimizerSwapper):
     def _new_export(self, group: SubGroup, name: str) -> Extent:
         path = Path(self.swap_folder) / f"{group.index:05d}.{name}.export.swp"
         path.unlink(missing_ok=True)
-        extent = SwapFile(path).allocate(group.numel * 4, f"a float32 copy of {group.describe(name)}")
         self._exports.append(path)
-        return extent
+        return SwapFile(path).allocate(group.numel * 4, f"a float32 copy of {group.describe(name)}")

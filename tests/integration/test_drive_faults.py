@@ -12,10 +12,13 @@ from tests.integration.training import Case, advance, engine_for, snapshot
 MIB = 1 << 20
 
 
-@pytest.fixture(params=WAYS, ids=lambda way: way.replace(" ", "-"))
+FORMATS = {name: {"offload": {"state_format": name}} for name in ("split", "8bit")}
+
+
+@pytest.fixture(params=WAYS | FORMATS, ids=lambda way: way.replace(" ", "-"))
 def way(request):
     """Changes to the config that choose how optimizer state moves."""
-    return WAYS[request.param]
+    return (WAYS | FORMATS)[request.param]
 
 
 @pytest.fixture(autouse=True)
@@ -109,9 +112,29 @@ def test_a_streamed_step_has_its_room_from_the_start_and_does_not_mind_a_full_dr
 
 
 @pytest.mark.parametrize("params", ["memory", "nvme"])
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_save_without_room_for_its_float32_copies_loses_nothing(drive, checkpoint_dir, form, params):
+    case = Case(params=params)
+    with engine_for(case, drive, **FORMATS[form]) as engine:
+        advance(engine, case, range(2))
+        engine.save_checkpoint(str(checkpoint_dir), tag="saved")
+        before = snapshot(engine)
+        fill(drive)
+        with pytest.raises(OffloadIOError, match=r"reserving \d+ B for a float32 copy of .* \d+ B are free"):
+            engine.save_checkpoint(str(checkpoint_dir), tag="saved")
+        assert list(drive.rglob("*.export.swp")) == []
+        (drive / "filler").unlink()
+        assert differences(snapshot(engine), before) == []
+        engine.load_checkpoint(str(checkpoint_dir), tag="saved")
+        assert differences(snapshot(engine), before) == []
+        engine.save_checkpoint(str(checkpoint_dir), tag="again")
+        assert list(drive.rglob("*.export.swp")) == []
+
+
+@pytest.mark.parametrize("params", ["memory", "nvme"])
 def test_too_little_room_is_refused_before_training_with_needed_and_free_bytes(tmp_path, way, params):
     case = Case(params=params)
-    with small_drive(tmp_path, 24 * MIB) as drive:
+    with small_drive(tmp_path, (8 if "offload" in way else 24) * MIB) as drive:
         if drive is None:
             pytest.skip("mounting a file system takes root")
         with (
