@@ -50,6 +50,9 @@ class ConfigSection(BaseModel):
     must_be_written: ClassVar[frozenset[str]] = frozenset()
     """Keys for which "auto" is refused, because no value follows from it."""
 
+    auto_is_a_value: ClassVar[frozenset[str]] = frozenset()
+    """Keys for which "auto" says something else than leaving them out."""
+
     def __init__(self, **values: Any) -> None:
         try:
             super().__init__(**values)
@@ -81,7 +84,8 @@ class ConfigSection(BaseModel):
         for old, new in cls.old_names.items():
             if old in settled:
                 cls._rename(settled, old, new)
-        for name in [name for name, value in settled.items() if value == AUTO and name in cls.model_fields]:
+        keys = cls.model_fields.keys() - cls.auto_is_a_value
+        for name in [name for name, value in settled.items() if value == AUTO and name in keys]:
             if name in cls.must_be_written:
                 raise ValueError(
                     f'{cls.key(name)} is "auto", but nothing here can choose it; write its value'

@@ -2,15 +2,16 @@
 
 from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from offload.config.base import ConfigSection, Integer
+from offload.config.base import AUTO, ConfigSection, Integer
 
 
 class OffloadConfig(ConfigSection):
     """Settings that only this package knows, at the top level of the config."""
 
     section: ClassVar[str] = "offload"
+    auto_is_a_value: ClassVar[frozenset[str]] = frozenset({"host_cache"})
 
     backend: Literal["auto", "uring", "libaio", "posix"] = "auto"
     """What moves the bytes; `auto` takes the first of `uring`, `libaio`, `posix` that works here."""
@@ -20,3 +21,16 @@ class OffloadConfig(ConfigSection):
 
     state_format: Literal["fp32", "split", "8bit"] = "fp32"
     """Adam's state on storage: `fp32` 12 B per weight; `split` 10 B, exact, for bf16; `8bit` 4.1 B, lossy."""
+
+    host_cache: int | Literal["auto"] = 0
+    """Bytes of host memory for state that then stays there; `auto`: half of what is free, among the ranks."""
+
+    @field_validator("host_cache", mode="before")
+    @classmethod
+    def _bytes_or_auto(cls, value: object) -> object:
+        text = value.strip() if isinstance(value, str) else value
+        if text == AUTO or (isinstance(text, int) and not isinstance(text, bool) and text >= 0):
+            return text
+        if isinstance(text, str) and text.isdecimal():
+            return int(text)
+        raise ValueError('it should be a number of bytes, 0 or more, or "auto"')

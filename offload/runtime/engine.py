@@ -145,7 +145,7 @@ def destroy(original: Callable[..., None]) -> Callable[..., None]:
 def figures(record: StepRecord) -> list[tuple[str, float]]:
     """A step's record as named numbers, as they appear in TensorBoard or CSV."""
     events: list[tuple[str, float]] = [("Offload/seconds", record.seconds)]
-    for name in ("bytes_read", "bytes_written", "seconds_stalled"):
+    for name in ("bytes_read", "bytes_written", "bytes_cached", "seconds_stalled"):
         events += [(f"Offload/{name}/{kind}", value) for kind, value in getattr(record, name).items()]
     events += [
         ("Offload/locked_bytes", record.locked_bytes),

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from offload.io import Ticket
+from offload.swap.chunk import Chunk
 from offload.swap.stats import METER
-from offload.swap.stream import Chunk, Slot
+from offload.swap.stream import Slot
 
 if TYPE_CHECKING:
     from offload.runtime.streamed_zero3 import StreamedZeroOptimizer

@@ -9,8 +9,9 @@ from offload import _C
 from offload.io import Ticket
 from offload.runtime.cpu_adam import DTYPES
 from offload.runtime.model_parameters import ModelParameters
+from offload.swap.chunk import Chunk
 from offload.swap.formats import FormatName, scale_of
-from offload.swap.stream import Chunk, Slot
+from offload.swap.stream import Slot
 from offload.swap.sub_group import MASTER
 
 if TYPE_CHECKING:

@@ -1,7 +1,9 @@
 """ZeRO-3's optimizer with swapped sub-groups stepped in chunks."""
 
-from typing import Any
+import os
+from typing import Any, Literal
 
+import psutil
 import torch
 from deepspeed import comm
 from deepspeed.accelerator import get_accelerator
@@ -16,6 +18,14 @@ from offload.runtime.zero3 import OffloadZeroOptimizer
 from offload.swap.encoded_optimizer_swapper import EncodedOptimizerSwapper
 from offload.swap.formats import FORMATS
 from offload.swap.streamed_optimizer_swapper import StreamedOptimizerSwapper
+
+
+def cache_nbytes(setting: int | Literal["auto"]) -> int:
+    """Bytes of one rank's host cache; `auto` shares half of what is free now among the host's ranks."""
+    if setting != "auto":
+        return setting
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", comm.get_world_size()))
+    return int(psutil.virtual_memory().available // 2 // ranks)
 
 
 class StreamedZeroOptimizer(OffloadZeroOptimizer):
@@ -48,6 +58,7 @@ class StreamedZeroOptimizer(OffloadZeroOptimizer):
         self.optimizer_swapper = kind(
             state_format=FORMATS[state_format](STATE_NAMES),
             buffer_bytes=self._swap_config.offload.buffer_bytes,
+            cache_bytes=cache_nbytes(self._swap_config.offload.host_cache),
             model_itemsize=self.dtype.itemsize,
             **extra,
             **self._swapper_arguments(),

@@ -23,6 +23,7 @@ class StepRecord:
     bytes_read: dict[str, int] = field(default_factory=dict)
     bytes_written: dict[str, int] = field(default_factory=dict)
     seconds_stalled: dict[str, float] = field(default_factory=dict)
+    bytes_cached: dict[str, int] = field(default_factory=dict)
     locked_bytes: int = 0
     resident_bytes: int = 0
 
@@ -36,6 +37,7 @@ class Meter:
             "read": Counter(),
             "written": Counter(),
             "stalled": Counter(),
+            "hit": Counter(),
         }
         self._at_last_step = {name: Counter(counts) for name, counts in self._totals.items()}
         self._kept_in_memory: Counter[str] = Counter()
@@ -50,6 +52,11 @@ class Meter:
     def written(self, kind: str, nbytes: int) -> None:
         with self._mutex:
             self._totals["written"][kind] += nbytes
+
+    def hit(self, kind: str, nbytes: int) -> None:
+        """Count bytes that the host cache had, so that they were not read."""
+        with self._mutex:
+            self._totals["hit"][kind] += nbytes
 
     def keep_in_memory(self, kind: str, nbytes: int) -> None:
         """Count a tensor that is too small to be worth swapping (negative when it goes away)."""
@@ -83,6 +90,7 @@ class Meter:
                 bytes_read=delta["read"],
                 bytes_written=delta["written"],
                 seconds_stalled=dict(delta["stalled"]),
+                bytes_cached=delta["hit"],
                 locked_bytes=pinned.totals().locked_bytes,
                 resident_bytes=psutil.Process().memory_info().rss,
             )
@@ -99,6 +107,7 @@ class Meter:
                 "bytes_read": totals["read"],
                 "bytes_written": totals["written"],
                 "seconds_stalled": totals["stalled"],
+                "bytes_cached": totals["hit"],
                 "kept_in_memory_bytes": dict(self._kept_in_memory),
                 "locked_bytes": pinned.totals().locked_bytes,
                 "resident_bytes": psutil.Process().memory_info().rss,

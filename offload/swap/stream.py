@@ -1,7 +1,7 @@
 """Chunks of sub-groups through a fixed ring of buffers: read ahead, computed on, written behind."""
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -11,11 +11,13 @@ from offload.errors import OffloadIOError
 from offload.io import AsyncIOHandle, Ticket
 from offload.swap.arena import ALIGNMENT, align_up
 from offload.swap.buffers import SwapBufferManager
+from offload.swap.chunk import Chunk
 from offload.swap.formats import Column
+from offload.swap.host_cache import Cached, HostCache
 from offload.swap.stats import METER
 from offload.swap.sub_group import SubGroup
 from offload.swap.swap_buffer import SwapBuffer
-from offload.swap.transfers import first_failure, naming
+from offload.swap.transfers import first_failure, naming, wait_all
 
 KIND = "optimizer"
 LARGEST_CHUNK_NUMEL = 1 << 20
@@ -24,29 +26,26 @@ FEWEST_SLOTS = 3
 """One chunk is read, one computed on, one written."""
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """Elements `start` to `start + numel` of a sub-group; a position of the pipeline."""
-
-    group: SubGroup
-    start: int
-    numel: int
-
-
 @dataclass
 class Slot:
     """Buffers of one chunk, and the transfers that use them."""
 
-    buffers: dict[Column, SwapBuffer]
+    own: dict[Column, SwapBuffer]
     out: SwapBuffer
+    cached: Cached | None = None
     chunk: Chunk | None = None
     reading: list[tuple[str, Ticket]] = field(default_factory=list)
     writing: list[tuple[str, Ticket]] = field(default_factory=list)
 
+    @property
+    def buffers(self) -> Mapping[Column, SwapBuffer]:
+        """The columns' memory: the chunk's own in the cache, or the slot's."""
+        return self.own if self.cached is None else self.cached.buffers
+
     def view(self, name: str) -> torch.Tensor:
         """The current chunk's part of a column."""
-        column, buffer = next(entry for entry in self.buffers.items() if entry[0].name == name)
-        return buffer.view(column.numel(self._chunk().numel), column.dtype)
+        column = next(column for column in self.own if column.name == name)
+        return self.buffers[column].view(column.numel(self._chunk().numel), column.dtype)
 
     def out_view(self, dtype: torch.dtype) -> torch.Tensor:
         """Room for the chunk's model parameters."""
@@ -78,6 +77,7 @@ class Stream:
         out_itemsize: bytes of one model parameter.
         read_model: starts reading a chunk's model parameters, where they too lie on storage and the columns
             mean nothing without them.
+        cache: chunks that stay in memory from step to step.
     """
 
     def __init__(
@@ -87,8 +87,10 @@ class Stream:
         columns: Sequence[Column],
         out_itemsize: int,
         read_model: ReadModel | None = None,
+        cache: HostCache | None = None,
     ) -> None:
         self._handle = handle
+        self._cache = cache or HostCache(0, columns)
         self._columns = tuple(columns)
         self._read_model = read_model
         self._written = frozenset(self._columns)
@@ -114,6 +116,7 @@ class Stream:
     def start(self, groups: Sequence[SubGroup]) -> None:
         """Begin a pass: start reading the first chunks. What an earlier, unfinished pass read is dropped."""
         self.cancel()
+        self._cache.choose(chunk for group in groups for chunk in self.chunks(group))
         self._ahead = (chunk for group in groups for chunk in self.chunks(group))
         self._groups_left = len(groups)
         self._read_ahead()
@@ -176,6 +179,26 @@ class Stream:
         """
         self._finish_writes(len(self._writing))
 
+    def flush(self, group: SubGroup) -> None:
+        """Bring what only the cache holds of a sub-group to storage; it stays in the cache.
+
+        Raises:
+            OffloadIOError: naming the tensor; what was not written is written by the next call.
+        """
+        self.finish()
+        for chunk, cached in self._cache.dirty(group):
+            what = f"writing {_describe(chunk)}"
+            extents = self._extents(cached.buffers, chunk, self._columns)
+            with naming(what):
+                ticket = self._handle.writev(extents)
+            wait_all([(what, ticket)], KIND)
+            METER.written(KIND, sum(tensor.nbytes for tensor, _, _ in extents))
+            cached.dirty = False
+
+    def forget(self, group: SubGroup) -> None:
+        """Drop what the cache holds of a sub-group: it changes on storage, or is replaced."""
+        self._cache.forget(group)
+
     def cancel(self) -> None:
         """Drop what was read ahead and finish the writes: state is about to be read or changed elsewhere."""
         self._ahead = iter(())
@@ -192,9 +215,10 @@ class Stream:
         try:
             self.cancel()
         finally:
+            self._cache.close()
             while self._free:
                 slot = self._free.popleft()
-                for buffer in [*slot.buffers.values(), slot.out]:
+                for buffer in [*slot.own.values(), slot.out]:
                     buffer.release()
 
     def _step_chunk(self, expected: Chunk, compute: Compute) -> None:
@@ -202,6 +226,8 @@ class Stream:
         if self._reading[0].chunk != expected:
             raise ValueError(f"the pass is at {self._reading[0].chunk}, not at {expected}")
         slot = self._finish_read()
+        if slot.cached is not None and self._written:
+            slot.cached.dirty = True  # also when the arithmetic is interrupted
         slot.writing += compute(expected, slot)
         self._write(slot, expected)
 
@@ -219,6 +245,8 @@ class Stream:
         slot = self._reading[0]
         failure = first_failure(slot.reading, KIND)
         slot.reading = []
+        if slot.cached is not None and failure is None:
+            slot.cached.valid = True
         self._writing.append(self._reading.popleft())
         if failure is not None:
             raise failure
@@ -230,6 +258,7 @@ class Stream:
         failure = first_failure([transfer for slot in oldest for transfer in slot.writing], KIND)
         for slot in oldest:
             slot.writing = []
+            slot.cached = None
             self._free.append(self._writing.popleft())
         if failure is not None:
             raise failure
@@ -242,35 +271,43 @@ class Stream:
 
     def _read(self, slot: Slot, chunk: Chunk) -> None:
         slot.chunk = chunk
+        slot.cached = self._cache.entry(chunk)
+        if slot.cached is not None and slot.cached.valid:
+            METER.hit(KIND, sum(column.nbytes(chunk.numel) for column in self._columns))
+        else:
+            self._read_columns(slot, chunk)
+        if self._read_model is not None:
+            slot.reading += self._read_model(chunk, slot)
+
+    def _read_columns(self, slot: Slot, chunk: Chunk) -> None:
         present = [column for column in self._columns if column.name in chunk.group.swapped]
         for column in self._columns:
             if column not in present:
                 slot.buffers[column].buffer.zero_()  # state that does not exist yet starts at zero
-        extents = self._extents(slot, chunk, present)
+        extents = self._extents(slot.buffers, chunk, present)
         what = f"reading {_describe(chunk)}"
         with naming(what):
             slot.reading.append((what, self._handle.readv(extents)))
         METER.read(KIND, sum(tensor.nbytes for tensor, _, _ in extents))
-        if self._read_model is not None:
-            slot.reading += self._read_model(chunk, slot)
 
     def _write(self, slot: Slot, chunk: Chunk) -> None:
-        extents = self._extents(slot, chunk, [column for column in self._columns if column in self._written])
-        if not extents:
+        written = [column for column in self._columns if column in self._written]
+        if not written or slot.cached is not None:
             return
+        extents = self._extents(slot.buffers, chunk, written)
         what = f"writing {_describe(chunk)}"
         with naming(what):
             slot.writing.append((what, self._handle.writev(extents)))
         METER.written(KIND, sum(tensor.nbytes for tensor, _, _ in extents))
 
     def _extents(
-        self, slot: Slot, chunk: Chunk, columns: Sequence[Column]
+        self, buffers: Mapping[Column, SwapBuffer], chunk: Chunk, columns: Sequence[Column]
     ) -> list[tuple[torch.Tensor, str, int]]:
         """Whole blocks: what follows a sub-group's last element is padding, in the buffer and in the file."""
         places = ((column, chunk.group.swapped[column.name].extent) for column in columns)
         return [
             (
-                slot.buffers[column].buffer.narrow(0, 0, align_up(column.nbytes(chunk.numel))),
+                buffers[column].buffer.narrow(0, 0, align_up(column.nbytes(chunk.numel))),
                 extent.path,
                 extent.offset + column.nbytes(chunk.start),
             )

@@ -9,9 +9,11 @@ import torch
 from offload.errors import OffloadIOError
 from offload.io import Ticket
 from offload.swap.buffers import SwapBufferManager
+from offload.swap.chunk import Chunk
 from offload.swap.formats import StateFormat
+from offload.swap.host_cache import HostCache
 from offload.swap.partitioned_optimizer_swapper import PartitionedOptimizerSwapper
-from offload.swap.stream import Chunk, Compute, Slot, Stream
+from offload.swap.stream import Compute, Slot, Stream
 from offload.swap.sub_group import MASTER, SubGroup
 from offload.swap.transfers import placeholder
 
@@ -40,6 +42,7 @@ class StreamedOptimizerSwapper(PartitionedOptimizerSwapper):
     Args:
         state_format: what lies on storage of master weights and of the optimizer's state tensors.
         buffer_bytes: all memory of the optimizer path.
+        cache_bytes: memory beside that, for state that is then neither read nor written.
         model_itemsize: bytes of one model parameter.
         model: the model parameters, for a format that builds on them.
         others: as `PartitionedOptimizerSwapper`.
@@ -50,6 +53,7 @@ class StreamedOptimizerSwapper(PartitionedOptimizerSwapper):
         *,
         state_format: StateFormat,
         buffer_bytes: int,
+        cache_bytes: int = 0,
         model_itemsize: int,
         model: ModelParameters | None = None,
         **others: Any,
@@ -63,6 +67,7 @@ class StreamedOptimizerSwapper(PartitionedOptimizerSwapper):
             state_format.columns,
             model_itemsize,
             model.read if model is not None else None,
+            HostCache(cache_bytes, state_format.columns),
         )
 
     def _make_manager(self) -> SwapBufferManager:
@@ -96,16 +101,18 @@ class StreamedOptimizerSwapper(PartitionedOptimizerSwapper):
             super().close()
 
     def _settle(self, group: SubGroup) -> None:
-        self.stream.finish()
+        self.stream.flush(group)
         super()._settle(group)
 
     def _drop_reads(self, group: SubGroup) -> None:
         self.stream.cancel()
+        self.stream.forget(group)
         super()._drop_reads(group)
 
     def _discard(self, group: SubGroup) -> None:
         with suppress(OffloadIOError):  # nobody will miss what could not be written
             self.stream.cancel()
+        self.stream.forget(group)
         super()._discard(group)
 
     def _register(self, parameter: Any, numel: int) -> SubGroup:

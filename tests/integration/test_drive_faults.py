@@ -14,11 +14,14 @@ MIB = 1 << 20
 
 FORMATS = {name: {"offload": {"state_format": name}} for name in ("split", "8bit")}
 
+CACHED = {"half in memory": {"offload": {"host_cache": 14 * MIB, "buffer_bytes": 8 * MIB}}}
+ALL_WAYS = WAYS | FORMATS | CACHED
 
-@pytest.fixture(params=WAYS | FORMATS, ids=lambda way: way.replace(" ", "-"))
+
+@pytest.fixture(params=ALL_WAYS, ids=lambda way: way.replace(" ", "-"))
 def way(request):
     """Changes to the config that choose how optimizer state moves."""
-    return (WAYS | FORMATS)[request.param]
+    return ALL_WAYS[request.param]
 
 
 @pytest.fixture(autouse=True)

@@ -180,3 +180,31 @@ def test_eight_bits_train_as_well(swap_dir):
 def test_formats_that_cannot_be_kept_are_refused(swap_dir, case, reason):
     with pytest.raises(OffloadConfigError, match=reason), engine_for(case, swap_dir, **in_format("split")):
         pass
+
+
+@pytest.mark.parametrize("name", list(BYTES_PER_WEIGHT))
+@pytest.mark.parametrize("params", ["memory", "nvme"])
+def test_a_host_cache_changes_no_bit_and_saves_its_bytes(swap_dir, tmp_path, name, params):
+    case = Case(params=params)
+    with engine_for(case, swap_dir, **in_format(name)) as engine:
+        losses = advance(engine, case, [*BEFORE_SAVE, *AFTER_SAVE])
+        expected = snapshot(engine)
+        whole = stats()["last_step"].bytes_read["optimizer"]
+    section = {"state_format": name, "host_cache": whole // 2, "buffer_bytes": 8 << 20}  # small chunks
+    cached = {"offload": section}
+    with engine_for(case, swap_dir, **cached) as engine:
+        found = advance(engine, case, BEFORE_SAVE)
+        record = stats()["last_step"]
+        assert whole // 4 <= record.bytes_cached["optimizer"] <= whole // 2
+        assert record.bytes_read["optimizer"] + record.bytes_cached["optimizer"] == pytest.approx(
+            whole, rel=0.01
+        )
+        assert record.bytes_written["optimizer"] == record.bytes_read["optimizer"]
+        engine.save_checkpoint(str(tmp_path), tag="saved")
+        assert found + advance(engine, case, AFTER_SAVE) == losses
+        assert_same(snapshot(engine), expected)
+    with engine_for(case, swap_dir, seed=5, **cached) as engine:
+        advance(engine, case, range(2))  # what it has cached by now is not what is loaded
+        engine.load_checkpoint(str(tmp_path), tag="saved")
+        assert found + advance(engine, case, AFTER_SAVE) == losses
+        assert_same(snapshot(engine), expected)

@@ -17,6 +17,8 @@ def kind_of(field):
     """What a user may write, in the words of the page."""
     if get_origin(field.annotation) is Literal:
         return ", ".join(f'`"{choice}"`' for choice in get_args(field.annotation))
+    if get_args(field.annotation) == (int, Literal["auto"]):
+        return 'integer or `"auto"`'
     if field.annotation is bool:
         return "true or false"
     if Path in get_args(field.annotation):

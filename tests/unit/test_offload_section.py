@@ -23,3 +23,16 @@ def test_an_unknown_backend_is_refused_with_the_known_ones():
 def test_an_unknown_key_is_refused_with_the_nearest_one():
     with pytest.raises(OffloadConfigError, match=r"offload.backends: no such key; did you mean backend\?"):
         OffloadConfig(backends="uring")
+
+
+@pytest.mark.parametrize(
+    "written, read", [(0, 0), ("1048576", 1 << 20), (1 << 40, 1 << 40), ("auto", "auto")]
+)
+def test_the_host_cache_is_a_number_of_bytes_or_auto(written, read):
+    assert OffloadConfig.parse({"host_cache": written}).host_cache == read
+
+
+@pytest.mark.parametrize("written", [-1, True, 0.5, "half", None])
+def test_any_other_host_cache_is_refused_by_name(written):
+    with pytest.raises(OffloadConfigError, match=r"offload.host_cache is .*; it should be a number of bytes"):
+        OffloadConfig.parse({"host_cache": written})

@@ -9,9 +9,10 @@ import torch
 from drive_faults import file_size_limit, interrupted_wait
 
 from offload.errors import OffloadIOError
-from offload.io import AsyncIOHandle
+from offload.io import AsyncIOHandle, pinned
 from offload.swap.buffers import SwapBufferManager
 from offload.swap.formats import FORMATS, Column
+from offload.swap.host_cache import HostCache
 from offload.swap.stream import Stream, ring_shape
 from offload.swap.sub_group import MASTER, SubGroup
 
@@ -21,10 +22,10 @@ COLUMNS = (Column(MASTER, torch.float32), Column("moment", torch.float32))
 class Machine:
     """Sub-groups on storage, and what an unstreamed step would make of them."""
 
-    def __init__(self, folder, numels, budget=8 << 20):
+    def __init__(self, folder, numels, budget=8 << 20, cache=0):
         self.handle = AsyncIOHandle(block_size=1 << 16, queue_depth=16)
         self.manager = SwapBufferManager(budget, 1, torch.uint8, self.handle, lock=False)
-        self.stream = Stream(self.handle, self.manager, COLUMNS, 2)
+        self.stream = Stream(self.handle, self.manager, COLUMNS, 2, cache=HostCache(cache, COLUMNS))
         self.groups = []
         self.expected = []
         for index, numel in enumerate(numels):
@@ -222,3 +223,53 @@ def test_after_a_pass_that_failed_in_the_middle_a_new_one_begins_with_all_buffer
     for index, (master, moment) in enumerate(before):
         assert torch.equal(machine.stored(index, MASTER), master + moment + 1)
     assert free_slots(machine) == slots
+
+
+@pytest.mark.parametrize("cache", [1 << 20, 4 << 20, 1 << 30])
+def test_cached_chunks_are_read_once_and_written_when_asked_for(make_machine, cache):
+    machine = make_machine([900_000, 7, 300_001], cache=cache)
+    for _ in range(3):
+        machine.step()
+    for group in machine.groups:
+        machine.stream.flush(group)
+    for index, (master, moment) in enumerate(machine.expected):
+        assert torch.equal(machine.stored(index, MASTER), master)
+        assert torch.equal(machine.stored(index, "moment"), moment)
+    before = machine.handle.stats()
+    machine.step()
+    machine.stream.finish()
+    moved = {key: machine.handle.stats()[key] - before[key] for key in ("bytes_read", "bytes_written")}
+    whole = sum(2 * 4096 * -(-4 * numel // 4096) for numel in (900_000, 7, 300_001))
+    assert (
+        max(0, whole - cache) <= moved["bytes_read"] == moved["bytes_written"] <= max(0, whole - cache // 2)
+    )
+
+
+def test_the_cache_takes_no_more_than_it_may(make_machine):
+    before = pinned.totals().allocated_bytes
+    machine = make_machine([2_000_000], cache=3 << 20)
+    ring = pinned.totals().allocated_bytes - before
+    machine.step()
+    assert 2 << 20 <= pinned.totals().allocated_bytes - before - ring <= 3 << 20
+
+
+def test_what_the_cache_forgets_is_read_again(make_machine):
+    machine = make_machine([500_000], cache=1 << 30)
+    machine.step()
+    machine.stream.flush(machine.groups[0])
+    values = torch.full((500_000,), 5.0)
+    machine.handle.write(values, machine.groups[0].swapped[MASTER].extent.path, 0).wait()
+    machine.stream.forget(machine.groups[0])
+    machine.expected[0][0].fill_(5.0)
+    machine.step()
+    machine.stream.flush(machine.groups[0])
+    assert torch.equal(machine.stored(0, MASTER), machine.expected[0][0])
+
+
+def test_a_flush_that_fails_names_the_chunk_and_the_next_one_makes_it_good(make_machine):
+    machine = make_machine([600_000], cache=1 << 30)
+    machine.step()
+    with file_size_limit(1 << 20), pytest.raises(OffloadIOError, match="writing elements"):
+        machine.stream.flush(machine.groups[0])
+    machine.stream.flush(machine.groups[0])
+    assert torch.equal(machine.stored(0, MASTER), machine.expected[0][0])
