@@ -56,12 +56,21 @@ def test_a_peer_thread_runs_during_every_blocking_call(backend, tmp_path, peer_p
 
 
 def test_a_peer_thread_runs_while_memory_is_locked_and_freed(peer_progress):
-    """Several tries: unmapping may be over before a busy machine lets the peer run."""
+    """Many tries: huge pages are unmapped before a busy machine lets the peer run."""
     held = []
-    assert any(peer_progress(lambda: held.append(pinned.new(256 << 20))) for _ in range(10))
-    assert any(peer_progress(lambda: pinned.free(held.pop())) for _ in range(len(held)))
-    held[:] = [[pinned.new(256 << 20)] for _ in range(10)]
-    assert any(peer_progress(lambda: held.pop().clear()) for _ in range(10))
+
+    def lock():
+        held.append(pinned.new(256 << 20))
+
+    def free():
+        pinned.free(held.pop())
+
+    def drop():
+        held.pop()
+
+    assert any(peer_progress(lock) for _ in range(10))
+    for release in (free, drop):
+        assert any(lock() or peer_progress(release) for _ in range(200))
 
 
 def test_threads_share_a_handle_and_each_gets_its_own_result(handle, tmp_path):
