@@ -238,15 +238,21 @@ class Stream:
                 return
             self._free.remove(slot)
             self._reading.append(slot)
-            self._read(slot, chunk)
+            try:
+                self._read(slot, chunk)
+            except BaseException as failure:
+                self.abandon(failure)  # nothing may be computed on what was not read
+                raise
 
     def _finish_read(self) -> Slot:
         """Wait for the oldest read; from then on its slot is among those whose writes are waited for."""
         slot = self._reading[0]
         failure = first_failure(slot.reading, KIND)
-        slot.reading = []
-        if slot.cached is not None and failure is None:
+        if (
+            slot.cached is not None and slot.reading and failure is None
+        ):  # a read that was refused is not there
             slot.cached.valid = True
+        slot.reading = []
         self._writing.append(self._reading.popleft())
         if failure is not None:
             raise failure

@@ -273,3 +273,31 @@ def test_a_flush_that_fails_names_the_chunk_and_the_next_one_makes_it_good(make_
         machine.stream.flush(machine.groups[0])
     machine.stream.flush(machine.groups[0])
     assert torch.equal(machine.stored(0, MASTER), machine.expected[0][0])
+
+
+@pytest.mark.parametrize("cache", [0, 1 << 30])
+@pytest.mark.parametrize("error", [OffloadIOError, KeyboardInterrupt])
+@pytest.mark.parametrize("nth", [1, 2, 5])
+def test_nothing_is_computed_on_what_could_not_be_asked_for(make_machine, monkeypatch, cache, error, nth):
+    machine = make_machine([600_000, 300_000], cache=cache)
+    machine.step()
+    for group in machine.groups:
+        machine.stream.flush(group)
+        machine.stream.forget(group)
+    readv, calls = machine.handle.readv, []
+
+    def refusing(extents):
+        calls.append(extents)
+        if len(calls) == nth:
+            raise error(24, "too many open files", "state")
+        return readv(extents)
+
+    with monkeypatch.context() as patch, pytest.raises(error):
+        patch.setattr(machine.handle, "readv", refusing)
+        machine.stream.start(machine.groups)
+    assert not machine.stream.active
+    machine.step()
+    for index, group in enumerate(machine.groups):
+        machine.stream.flush(group)
+        assert torch.equal(machine.stored(index, MASTER), machine.expected[index][0])
+        assert torch.equal(machine.stored(index, "moment"), machine.expected[index][1])
