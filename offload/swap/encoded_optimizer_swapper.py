@@ -109,6 +109,7 @@ class EncodedOptimizerSwapper(StreamedOptimizerSwapper):
         for name, tensor in sources.items():
             if name not in self.format.names or tensor.numel() != group.numel:
                 raise ValueError(f"{group.describe(name)} cannot take {tensor.numel()} elements")
+        self._save_cached(group)
         self._discard(group)
         self._reserve(group)
         state = self._state_of(group)

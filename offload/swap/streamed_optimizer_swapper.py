@@ -1,6 +1,6 @@
 """The optimizer swapper for elementwise optimizers: the step runs on chunks, in constant memory."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -94,11 +94,26 @@ class StreamedOptimizerSwapper(PartitionedOptimizerSwapper):
         self._create_state(group)
         self.stream.run(group, compute)
 
+    def purge_state(self) -> None:
+        for group in self.swap_params_info.values():
+            self._save_cached(group)
+        super().purge_state()
+
+    def replace_state(self, parameter: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._save_cached(self.swap_params_info[self.parameter_id(parameter)])
+        super().replace_state(parameter, tensors)
+
     def close(self) -> None:
         try:
             self.stream.close()
         finally:
             super().close()
+
+    def _save_cached(self, group: SubGroup) -> None:
+        """Bring to storage what only the cache has: a part of the sub-group is replaced, the rest stays."""
+        with suppress(OffloadIOError):  # of a step that failed; whoever loads does so to mend it
+            self.stream.cancel()
+        self.stream.flush(group)
 
     def _settle(self, group: SubGroup) -> None:
         self.stream.flush(group)

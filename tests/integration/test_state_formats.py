@@ -208,3 +208,18 @@ def test_a_host_cache_changes_no_bit_and_saves_its_bytes(swap_dir, tmp_path, nam
         engine.load_checkpoint(str(tmp_path), tag="saved")
         assert found + advance(engine, case, AFTER_SAVE) == losses
         assert_same(snapshot(engine), expected)
+
+
+@pytest.mark.parametrize("name", list(BYTES_PER_WEIGHT))
+def test_moments_that_only_the_cache_has_survive_a_load_of_weights_alone(swap_dir, tmp_path, name):
+    case, runs = CASES[0], []
+    for cache in (0, 1 << 30):
+        section = {"offload": {"state_format": name, "host_cache": cache}}
+        with engine_for(case, swap_dir, **section) as engine:
+            advance(engine, case, range(2))
+            engine.save_checkpoint(str(tmp_path), tag=f"cache {cache}")
+            advance(engine, case, range(2, 4))
+            engine.load_checkpoint(str(tmp_path), tag=f"cache {cache}", load_module_only=True)
+            engine.optimizer.refresh_fp32_params()
+            runs.append({**snapshot(engine), "losses": advance(engine, case, range(4, 6))})
+    assert_same(*runs)
