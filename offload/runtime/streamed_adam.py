@@ -1,6 +1,6 @@
 """The arithmetic of a streamed step: one fused pass per chunk, from gradient to model parameter."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from offload.runtime.streamed_zero3 import StreamedZeroOptimizer
 
 STATE_NAMES = ("exp_avg", "exp_avg_sq")
+
+_Kernel = tuple[Callable[..., None], Any, torch.Tensor]
 
 
 def refusal(optimizer: Any, master_dtype: torch.dtype) -> str | None:
@@ -44,9 +46,7 @@ class StreamedAdam:
     ) -> None:
         self._zero = zero
         self._model = model
-        self._step_chunk = {"fp32": self._step_fp32, "split": self._step_split, "8bit": self._step_8bit}[
-            state_format
-        ]
+        self._kernel = {"fp32": self._fp32, "split": self._split, "8bit": self._eight_bit}[state_format]
         self._isa = _C.supported_isas()[-1]
         starts = torch.tensor([0, *zero.fp16_partitioned_groups_flat_numel]).cumsum(0)
         self._gradient_starts = [int(start) for start in starts]
@@ -67,85 +67,56 @@ class StreamedAdam:
 
         def compute(chunk: Chunk, slot: Slot) -> Sequence[tuple[str, Ticket]]:
             gradient = self._gradient(index, chunk)
-            model = self._step_chunk(options, state["step"], chunk, slot, gradient, grad_scale)
+            common = {
+                "grad": gradient.data_ptr(),
+                "grad_dtype": DTYPES[gradient.dtype],
+                "grad_scale": grad_scale,
+                "numel": chunk.numel,
+            }
+            kernel, buffers, model = self._kernel(chunk, slot, common)
+            kernel(options, state["step"], buffers, torch.get_num_threads(), self._isa)
             return self._model.store(chunk, model)
 
         zero.optimizer_swapper.step_group(parameter, compute)
 
-    def _step_fp32(
-        self,
-        options: _C.AdamOptions,
-        step: int,
-        chunk: Chunk,
-        slot: Slot,
-        gradient: torch.Tensor,
-        grad_scale: float,
-    ) -> torch.Tensor:
-        """Step one chunk; its new model parameters."""
+    def _fp32(self, chunk: Chunk, slot: Slot, common: dict[str, Any]) -> _Kernel:
+        """The kernel for one chunk, its buffers, and where it leaves the model parameters."""
         model = self._model.room(chunk, slot)
         buffers = _C.AdamBuffers(
             param=slot.view(MASTER).data_ptr(),
-            grad=gradient.data_ptr(),
             exp_avg=slot.view("exp_avg").data_ptr(),
             exp_avg_sq=slot.view("exp_avg_sq").data_ptr(),
-            numel=chunk.numel,
             param_dtype=_C.Dtype.float32,
-            grad_dtype=DTYPES[gradient.dtype],
             state_dtype=_C.Dtype.float32,
-            grad_scale=grad_scale,
             param_out=model.data_ptr(),
             param_out_dtype=DTYPES[model.dtype],
+            **common,
         )
-        _C.adam_step(options, step, buffers, torch.get_num_threads(), self._isa)
-        return model
+        return _C.adam_step, buffers, model
 
-    def _step_split(
-        self,
-        options: _C.AdamOptions,
-        step: int,
-        chunk: Chunk,
-        slot: Slot,
-        gradient: torch.Tensor,
-        grad_scale: float,
-    ) -> torch.Tensor:
+    def _split(self, chunk: Chunk, slot: Slot, common: dict[str, Any]) -> _Kernel:
         model = self._model.values(chunk, slot)
         buffers = _C.SplitBuffers(
             param16=model.data_ptr(),
             residual=slot.view(MASTER).data_ptr(),
-            grad=gradient.data_ptr(),
             exp_avg=slot.view("exp_avg").data_ptr(),
             exp_avg_sq=slot.view("exp_avg_sq").data_ptr(),
-            numel=chunk.numel,
-            grad_dtype=DTYPES[gradient.dtype],
-            grad_scale=grad_scale,
+            **common,
         )
-        _C.adam_step_split(options, step, buffers, torch.get_num_threads(), self._isa)
-        return model
+        return _C.adam_step_split, buffers, model
 
-    def _step_8bit(
-        self,
-        options: _C.AdamOptions,
-        step: int,
-        chunk: Chunk,
-        slot: Slot,
-        gradient: torch.Tensor,
-        grad_scale: float,
-    ) -> torch.Tensor:
+    def _eight_bit(self, chunk: Chunk, slot: Slot, common: dict[str, Any]) -> _Kernel:
         model = self._model.values(chunk, slot)
         buffers = _C.EightBitBuffers(
             param16=model.data_ptr(),
             residual=slot.view(MASTER).data_ptr(),
-            grad=gradient.data_ptr(),
-            grad_dtype=DTYPES[gradient.dtype],
-            grad_scale=grad_scale,
             exp_avg8=slot.view("exp_avg").data_ptr(),
             exp_avg8_scale=slot.view(scale_of("exp_avg")).data_ptr(),
             exp_avg_sq8=slot.view("exp_avg_sq").data_ptr(),
             exp_avg_sq8_scale=slot.view(scale_of("exp_avg_sq")).data_ptr(),
-            numel=chunk.numel,
+            **common,
         )
-        _C.adam_step_8bit(options, step, buffers, torch.get_num_threads(), self._isa)
-        return model
+        return _C.adam_step_8bit, buffers, model
 
     def gradient_of(self, param: Any) -> torch.Tensor:
         """A float32 copy of this rank's part of a parameter's gradient."""

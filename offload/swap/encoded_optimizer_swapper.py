@@ -1,5 +1,6 @@
 """The streamed swapper for state that lies on storage in another form than float32."""
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import torch
 
+from offload.errors import io_error
 from offload.io import Ticket
 from offload.swap.chunk import Chunk
 from offload.swap.formats import Column
@@ -47,7 +49,7 @@ class EncodedOptimizerSwapper(StreamedOptimizerSwapper):
             self._register(parameter, numel)
 
     def read_state(self, parameter: Any, name: str, offset: int, numel: int) -> torch.Tensor:
-        group = self._settled(parameter, name)
+        group = self._known(parameter, name)
         values = torch.empty(numel)
 
         def compute(chunk: Chunk, slot: Slot) -> Sequence[tuple[str, Ticket]]:
@@ -60,7 +62,7 @@ class EncodedOptimizerSwapper(StreamedOptimizerSwapper):
         return values
 
     def write_state(self, parameter: Any, name: str, offset: int, values: torch.Tensor) -> None:
-        group = self._settled(parameter, name)
+        group = self._known(parameter, name)
         source = values.detach().to("cpu", torch.float32).reshape(-1)
         end = offset + source.numel()
 
@@ -79,7 +81,6 @@ class EncodedOptimizerSwapper(StreamedOptimizerSwapper):
         """
         group = self.swap_params_info[self.parameter_id(parameter)]
         self._settle(group)
-        self._drop_reads(group)
         present = [name for name in self.format.names if name == MASTER or name in self._state_of(group)]
         extents = {
             name: group.swapped[name].extent if self.format.is_plain(name) else self._new_export(group, name)
@@ -97,6 +98,8 @@ class EncodedOptimizerSwapper(StreamedOptimizerSwapper):
             return ()
 
         self.stream.transform(group, 0, group.numel, compute)
+        for name in exports:
+            _sync(extents[name])
         return {name: (extent, torch.float32) for name, extent in extents.items()}
 
     def drop_exports(self) -> None:
@@ -132,13 +135,11 @@ class EncodedOptimizerSwapper(StreamedOptimizerSwapper):
             self.drop_exports()
         super().close()
 
-    def _settled(self, parameter: Any, name: str) -> SubGroup:
-        """A sub-group whose tensor `name` may be read; KeyError when the optimizer has none (yet)."""
+    def _known(self, parameter: Any, name: str) -> SubGroup:
+        """The sub-group of a tensor that exists; KeyError when the optimizer has none (yet)."""
         group = self.swap_params_info[self.parameter_id(parameter)]
         if name != MASTER and name not in self._state_of(group):
             raise KeyError(name)
-        self._settle(group)
-        self._drop_reads(group)
         return group
 
     def _state_of(self, group: SubGroup) -> Mapping[str, Any]:
@@ -169,3 +170,14 @@ class EncodedOptimizerSwapper(StreamedOptimizerSwapper):
         path.unlink(missing_ok=True)
         self._exports.append(path)
         return SwapFile(path).allocate(group.numel * 4, f"a float32 copy of {group.describe(name)}")
+
+
+def _sync(extent: Extent) -> None:
+    """The drive may refuse pages that were written through a mapping; only this tells."""
+    descriptor = os.open(extent.path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        raise io_error(error.errno or 0, f"writing {extent.key}", extent.path) from error
+    finally:
+        os.close(descriptor)

@@ -71,20 +71,16 @@ class SplitFormat(StateFormat):
         return (Column(MASTER, torch.int16),) if name == MASTER else super().columns_of(name)
 
     def decode(self, name: str, view: View, model: torch.Tensor | None, values: torch.Tensor) -> None:
-        if name != MASTER or model is None:
+        if name == MASTER:
+            _convert(_C.split_decode, (_given(model), view(MASTER), values), values.numel())
+        else:
             super().decode(name, view, model, values)
-            return
-        threads = torch.get_num_threads()
-        residual = view(MASTER)
-        _C.split_decode(model.data_ptr(), residual.data_ptr(), values.data_ptr(), values.numel(), threads)
 
     def encode(self, name: str, view: View, model: torch.Tensor | None, values: torch.Tensor) -> None:
-        if name != MASTER or model is None:
+        if name == MASTER:
+            _convert(_C.split_encode, (values, _given(model), view(MASTER)), values.numel())
+        else:
             super().encode(name, view, model, values)
-            return
-        threads = torch.get_num_threads()
-        residual = view(MASTER)
-        _C.split_encode(values.data_ptr(), model.data_ptr(), residual.data_ptr(), values.numel(), threads)
 
 
 class EightBitFormat(SplitFormat):
@@ -105,22 +101,24 @@ class EightBitFormat(SplitFormat):
             super().decode(name, view, model, values)
             return
         codes, scales = view(name), view(scale_of(name))
-        signed = codes.dtype == torch.int8
-        threads = torch.get_num_threads()
-        _C.decode_8bit(
-            codes.data_ptr(), scales.data_ptr(), values.data_ptr(), values.numel(), signed, threads
-        )
+        _convert(_C.decode_8bit, (codes, scales, values), values.numel(), codes.dtype == torch.int8)
 
     def encode(self, name: str, view: View, model: torch.Tensor | None, values: torch.Tensor) -> None:
         if name == MASTER:
             super().encode(name, view, model, values)
             return
         codes, scales = view(name), view(scale_of(name))
-        signed = codes.dtype == torch.int8
-        threads = torch.get_num_threads()
-        _C.encode_8bit(
-            values.data_ptr(), codes.data_ptr(), scales.data_ptr(), values.numel(), signed, threads
-        )
+        _convert(_C.encode_8bit, (values, codes, scales), values.numel(), codes.dtype == torch.int8)
+
+
+def _convert(kernel: Callable[..., None], tensors: Sequence[torch.Tensor], *settings: int) -> None:
+    kernel(*(tensor.data_ptr() for tensor in tensors), *settings, torch.get_num_threads())
+
+
+def _given(model: torch.Tensor | None) -> torch.Tensor:
+    if model is None:
+        raise ValueError("master weights of this format need the model parameters")
+    return model
 
 
 def scale_of(name: str) -> str:

@@ -126,13 +126,3 @@ def test_plans_that_mean_nothing_are_refused():
         FaultPlan(rates={"eio": 1.1})
     with pytest.raises(ValueError, match="numbered from 1"):
         FaultPlan(scheduled=[(0, "eio")])
-
-
-@pytest.mark.parametrize("queue_depth", [1, 2, 3])
-def test_a_shallow_handle_closes_with_transfers_in_flight(backend, tmp_path, queue_depth):
-    """The last block fills the queue, so that its transfer is whole before anybody looks for more work."""
-    for _ in range(20):
-        handle = AsyncIOHandle(4096, queue_depth, backend=backend)
-        tickets = [handle.write(torch.ones(70_001), tmp_path / "x", at * 280_004) for at in range(5)]
-        handle.close()
-        assert all(ticket.done() for ticket in tickets)
