@@ -2,7 +2,7 @@
 
 import errno as codes
 import os
-from typing import Any
+from typing import Any, ClassVar
 
 
 class OffloadError(Exception):
@@ -21,6 +21,9 @@ class OffloadIOError(OffloadError, OSError):
     nbytes_wanted: int
     nbytes_moved: int
 
+    numbers: ClassVar[tuple[str, ...]] = ("offset", "nbytes_wanted", "nbytes_moved")
+    """What it carries beside errno, message and path."""
+
     def __init__(
         self,
         errno: int,
@@ -38,12 +41,35 @@ class OffloadIOError(OffloadError, OSError):
 
     def during(self, what: str) -> "OffloadIOError":
         """The same error, its message naming what was under way: layers above add what only they know."""
-        numbers = {key: vars(self)[key] for key in ("offset", "nbytes_wanted", "nbytes_moved")}
+        numbers = {key: vars(self)[key] for key in self.numbers}
         return type(self)(self.errno or 0, f"{what}: {self.strerror}", self.filename, **numbers)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        state = {key: vars(self)[key] for key in ("offset", "nbytes_wanted", "nbytes_moved")}
+        state = {key: vars(self)[key] for key in self.numbers}
         return (_rebuild_io_error, (type(self), self.errno, self.strerror, self.filename, state))
+
+
+class OffloadIntegrityError(OffloadIOError):
+    """What was read is not what was written there: path, offset, both digests, what to do."""
+
+    expected: int
+    found: int
+
+    numbers = (*OffloadIOError.numbers, "expected", "found")
+
+    def __init__(
+        self,
+        errno: int,
+        message: str,
+        filename: str | None = None,
+        *,
+        expected: int = 0,
+        found: int = 0,
+        **numbers: int,
+    ) -> None:
+        super().__init__(errno, message, filename, **numbers)
+        self.expected = expected
+        self.found = found
 
 
 class OffloadMemoryError(OffloadError, MemoryError):
@@ -89,4 +115,25 @@ def io_error(
     message = "; ".join(part for part in (f"{call}: {reason}", numbers, way_out) if part)
     return OffloadIOError(
         errno, message, filename, offset=offset, nbytes_wanted=nbytes_wanted, nbytes_moved=nbytes_moved
+    )
+
+
+def integrity_error(
+    filename: str, offset: int, nbytes: int, expected: int, found: int
+) -> OffloadIntegrityError:
+    """The error for bytes that changed between their write and a read."""
+    message = (
+        f"{nbytes} B at offset {offset} are not what was written there: XXH3 expected {expected:016x}, "
+        f"found {found:016x}; the drive or the memory is faulty, or something else wrote to the file: see "
+        "dmesg and the drive's health log, and resume from the last checkpoint"
+    )
+    return OffloadIntegrityError(
+        codes.EIO,
+        message,
+        filename,
+        offset=offset,
+        nbytes_wanted=nbytes,
+        nbytes_moved=nbytes,
+        expected=expected,
+        found=found,
     )

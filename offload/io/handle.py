@@ -13,6 +13,7 @@ from typing_extensions import Self
 from offload import _C
 from offload.errors import OffloadWarning
 from offload.io.deepspeed_names import DeepSpeedNames
+from offload.io.digests import DIGESTS
 from offload.io.faults import FaultPlan
 from offload.io.file import File
 from offload.io.tensors import movable
@@ -31,7 +32,8 @@ class AsyncIOHandle(DeepSpeedNames):
     `auto` takes the first that works, and `backend_reason` says why. `intra_op_parallelism` is the least
     number of threads of the posix backend; the other two need one to keep a drive busy. `single_submit` and
     `overlap_events` are DeepSpeed's: here blocks always go in batches and completions always overlap.
-    `faults` lets the backend fail on purpose: for tests of what stands above.
+    `checksums` keeps digests of what is written, in memory; the wait for a read then compares, and raises
+    OffloadIntegrityError. `faults` lets the backend fail on purpose: for tests of what stands above.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class AsyncIOHandle(DeepSpeedNames):
         intra_op_parallelism: int = 1,
         *,
         backend: str = "auto",
+        checksums: bool = False,
         faults: FaultPlan | None = None,
     ) -> None:
         _check_positive(
@@ -50,7 +53,7 @@ class AsyncIOHandle(DeepSpeedNames):
         )
         plan = None if faults is None else faults.core
         core = _C.IoHandle(backend, block_size, queue_depth, intra_op_parallelism, plan)
-        self._ledger = Ledger(core)
+        self._ledger = Ledger(core, DIGESTS if checksums else None)
         self._finalizer = weakref.finalize(self, _shut_down, self._ledger)
         self._block_size = core.block_size
         self._queue_depth = core.queue_depth

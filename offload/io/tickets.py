@@ -13,6 +13,7 @@ import torch
 
 from offload import _C
 from offload.errors import OffloadForkError, OffloadWarning
+from offload.io.digests import Check, CoreExtent, Digests
 
 _SLICE_SECONDS = 0.1  # a wait comes back this often, so that Ctrl-C is heard
 
@@ -20,7 +21,16 @@ _SLICE_SECONDS = 0.1  # a wait comes back this often, so that Ctrl-C is heard
 class Ticket:
     """One transfer in flight. Its tensors stay alive until it is done; its result may be asked for later."""
 
-    __slots__ = ("__weakref__", "_counted_in", "_ledger", "_path", "_private", "_storages", "_transfer")
+    __slots__ = (
+        "__weakref__",
+        "_check",
+        "_counted_in",
+        "_ledger",
+        "_path",
+        "_private",
+        "_storages",
+        "_transfer",
+    )
 
     def __init__(
         self,
@@ -29,12 +39,14 @@ class Ticket:
         storages: Sequence[torch.UntypedStorage],
         path: str,
         private: bool,
+        check: Check | None = None,
     ) -> None:
         self._ledger = ledger
         self._transfer = transfer
         self._storages: Sequence[torch.UntypedStorage] = storages
         self._path = path
         self._private = private
+        self._check = check
         self._counted_in = -1
 
     @property
@@ -66,8 +78,13 @@ class Ticket:
                     f"{self._path}: {moved} of {wanted} B have moved so far; wait again for the rest"
                 )
 
-    def raise_failure(self) -> None:
+    def failure(self) -> OSError | None:
+        """Why it failed, once done; the first who asks has a read compared with the digests."""
         error = self._transfer.error()
+        return self._check.failure() if error is None and self._check is not None else error
+
+    def raise_failure(self) -> None:
+        error = self.failure()
         if error is not None:
             raise error
 
@@ -91,12 +108,14 @@ class Ledger:
     Native threads never touch Python: a finished transfer's tensors are let go by the next call that passes.
     """
 
-    def __init__(self, core: _C.IoHandle) -> None:
+    def __init__(self, core: _C.IoHandle, digests: Digests | None = None) -> None:
         self.core = core
+        self._digests = digests
         self._owner = os.getpid()
         # Reentrant: dropping a tensor under it may run the finaliser of the handle.
         self._lock = threading.RLock()
         self._in_flight: dict[int, Ticket] = {}
+        self._unchecked: dict[int, Ticket] = {}
         self._failed: list[Ticket] = []
         self._nfinished = 0
         self._round = 0
@@ -115,7 +134,7 @@ class Ledger:
     def submit(
         self,
         writing: bool,
-        extents: Sequence[tuple[int, int, _C.File, int]],
+        extents: Sequence[CoreExtent],
         storages: Sequence[torch.UntypedStorage],
         *,
         private: bool = False,
@@ -126,12 +145,21 @@ class Ledger:
         """
         self.reap()
         path = sys.intern(extents[0][2].path) if extents else ""
-        transfer = self.core.submit(writing, extents)
-        ticket = Ticket(self, transfer, storages, path, private)
+        transfer, check = self._start(writing, extents, storages)
+        ticket = Ticket(self, transfer, storages, path, private, check)
         self._in_flight[transfer.id] = ticket
         if transfer.done():  # it may have been reaped before it was entered
             self.settle(ticket)
         return ticket
+
+    def _start(
+        self, writing: bool, extents: Sequence[CoreExtent], storages: Sequence[torch.UntypedStorage]
+    ) -> tuple[_C.Transfer, Check | None]:
+        if self._digests is None:
+            return self.core.submit(writing, extents), None
+        if writing:
+            return self._digests.write(self.core, extents), None
+        return self._digests.read(self.core, extents, storages)
 
     def reap(self) -> None:
         """Settles everything that has finished since the last call."""
@@ -148,16 +176,30 @@ class Ledger:
             ticket._storages = ()
             if ticket._private:
                 return
-            if ticket._transfer.error() is not None:
-                self._failed.append(ticket)
+            if ticket._check is not None and ticket._transfer.error() is None:
+                self._unchecked[ticket._transfer.id] = ticket
                 return
-            self._nfinished += 1
-            ticket._counted_in = self._round
+            self._count(ticket)
+
+    def _count(self, ticket: Ticket) -> None:
+        if ticket.failure() is not None:
+            self._failed.append(ticket)
+            return
+        self._nfinished += 1
+        ticket._counted_in = self._round
+
+    def _compare(self, ticket: Ticket) -> None:
+        """Compares what a read brought and counts the result, once."""
+        ticket.failure()
+        with self._lock:
+            if self._unchecked.pop(ticket._transfer.id, None) is not None:
+                self._count(ticket)
 
     def claim(self, ticket: Ticket) -> None:
         """The ticket's own wait reports it, so `wait_all` shall not."""
         with self._lock:
             self.settle(ticket)
+            self._unchecked.pop(ticket._transfer.id, None)
             if ticket in self._failed:
                 self._failed.remove(ticket)
             if ticket._counted_in == self._round:
@@ -170,6 +212,8 @@ class Ledger:
         for ticket in self.pending():
             ticket.wait_until_done(deadline)
             self.settle(ticket)
+        for ticket in list(self._unchecked.values()):
+            self._compare(ticket)
         with self._lock:
             failed, self._failed = self._failed, []
             nfinished, self._nfinished = self._nfinished, 0
@@ -191,13 +235,14 @@ class Ledger:
         return len(self._in_flight)
 
     def close(self) -> None:
-        """Drains, stops the threads, lets all tensors go."""
+        """Drains, stops the threads, lets all tensors go: what a read brought is its ticket's matter now."""
         self.core.close()
         for ticket in list(self._in_flight.values()):
             self.settle(ticket)
+        self._unchecked.clear()
 
     def take_failures(self) -> list[OSError]:
         with self._lock:
             failed, self._failed = self._failed, []
-        errors = (ticket._transfer.error() for ticket in failed)
+        errors = (ticket.failure() for ticket in failed)
         return [error for error in errors if error is not None]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import psutil
 
 from offload.io import pinned
+from offload.io.digests import DIGESTS
 
 KINDS = ("parameters", "gradients", "optimizer")
 
@@ -108,6 +109,8 @@ class Meter:
                 "bytes_written": totals["written"],
                 "seconds_stalled": totals["stalled"],
                 "bytes_cached": totals["hit"],
+                "bytes_checked": DIGESTS.bytes_checked,
+                "bytes_unchecked": DIGESTS.bytes_unchecked,
                 "kept_in_memory_bytes": dict(self._kept_in_memory),
                 "locked_bytes": pinned.totals().locked_bytes,
                 "resident_bytes": psutil.Process().memory_info().rss,

@@ -1,4 +1,4 @@
-"""Faults for real files: a drive that takes no more, and a user who presses Ctrl-C."""
+"""Faults for real files: a drive that takes no more or changes a bit, and a user who presses Ctrl-C."""
 
 import resource
 from contextlib import contextmanager
@@ -31,3 +31,12 @@ def interrupted_wait(monkeypatch, nth=1):
     with monkeypatch.context() as patch:
         patch.setattr(Ticket, "wait", interrupted)
         yield
+
+
+def flip(path, position):
+    """One bit of the file changes, behind everybody's back."""
+    with path.open("r+b") as file:
+        file.seek(position)
+        byte = file.read(1)[0]
+        file.seek(position)
+        file.write(bytes([byte ^ 0x10]))

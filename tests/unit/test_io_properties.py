@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from offload.io import AsyncIOHandle, File
+from offload.io.digests import DIGESTS
 from offload.io.faults import FaultPlan
 
 PAGE = 4096
@@ -88,6 +89,7 @@ class Case:
     faults: tuple[int, dict[str, float]] | None
     block_size: int
     queue_depth: int
+    checksums: bool
 
 
 CASES = st.builds(
@@ -96,6 +98,7 @@ CASES = st.builds(
     faults=fault_plans(),
     block_size=st.sampled_from([PAGE, 3 * PAGE, 1 << 20]),
     queue_depth=st.sampled_from([1, 2, 64]),
+    checksums=st.booleans(),
 )
 KEPT = settings(
     deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -106,10 +109,13 @@ any_file = pytest.mark.parametrize("direct", [True, False], ids=["direct", "buff
 def check(backend, direct, path, case):
     content = torch.randint(0, 256, (REGION * len(case.scripts),), dtype=torch.uint8)
     path.write_bytes(content.numpy().tobytes())
+    DIGESTS.forget(str(path))
     models = content.split(REGION)
     plan = None if case.faults is None else FaultPlan(*case.faults, delay_seconds=0.0002)
     with (
-        AsyncIOHandle(case.block_size, case.queue_depth, backend=backend, faults=plan) as handle,
+        AsyncIOHandle(
+            case.block_size, case.queue_depth, backend=backend, checksums=case.checksums, faults=plan
+        ) as handle,
         File(path, "rw", direct=direct) as file,
         ThreadPoolExecutor(len(models)) as threads,
     ):
