@@ -46,7 +46,7 @@ class AioConfig(ConfigSection):
             )
         return self
 
-    def build_handle(self, backend: str = "auto") -> "AsyncIOHandle":
+    def build_handle(self, backend: str = "auto", checksums: bool = False) -> "AsyncIOHandle":
         """A new handle with these settings; the caller owns and closes it."""
         from offload.io import AsyncIOHandle  # brings torch, which reading a config does not need
 
@@ -57,4 +57,5 @@ class AioConfig(ConfigSection):
             overlap_events=self.overlap_events,
             intra_op_parallelism=self.intra_op_parallelism,
             backend=backend,
+            checksums=checksums,
         )

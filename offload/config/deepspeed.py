@@ -50,7 +50,7 @@ class SwapConfig:
 
     def build_handle(self) -> "AsyncIOHandle":
         """A new I/O handle on the chosen backend; the caller owns and closes it."""
-        return self.aio.build_handle(self.offload.backend)
+        return self.aio.build_handle(self.offload.backend, self.offload.checksums)
 
 
 def read_config(

@@ -25,6 +25,9 @@ class OffloadConfig(ConfigSection):
     host_cache: int | Literal["auto"] = 0
     """Bytes of host memory for state that then stays there; `auto`: half of what is free, among the ranks."""
 
+    checksums: bool = False
+    """Compare what is read with digests of what was written, kept in memory; a mismatch is an error."""
+
     @field_validator("host_cache", mode="before")
     @classmethod
     def _bytes_or_auto(cls, value: object) -> object:

@@ -116,5 +116,7 @@ def _dtype_as_asked(original: Callable[..., None]) -> Callable[..., None]:
 def _param_swapper(ds_config: Any, model_dtype: Any) -> Any:
     from offload.swap.param_swapper import AsyncPartitionedParameterSwapper
 
-    backend = read_config(ds_config._param_dict, probe_storage=False).offload.backend
-    return AsyncPartitionedParameterSwapper(ds_config, model_dtype, backend=backend)
+    ours = read_config(ds_config._param_dict, probe_storage=False).offload
+    return AsyncPartitionedParameterSwapper(
+        ds_config, model_dtype, backend=ours.backend, checksums=ours.checksums
+    )

@@ -78,6 +78,7 @@ class OffloadZeroOptimizer(StateAccess):
             "dtype": self.master_weights_and_grads_dtype,
             "timers": self.timers,
             "backend": self._swap_config.offload.backend,
+            "checksums": self._swap_config.offload.checksums,
         }
 
     def param_swappers(self) -> list[Any]:

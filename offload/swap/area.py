@@ -13,6 +13,7 @@ from pathlib import Path
 
 from offload.config.storage import filesystem_of
 from offload.errors import OffloadWarning
+from offload.io.digests import DIGESTS
 
 FOLDER = "offload-swap"
 """Name of our folder under the user's `nvme_path`; nothing outside it is ever touched."""
@@ -84,6 +85,7 @@ def _remove_own(folder: Path, lock_path: Path, descriptor: int, owner_pid: int) 
     if os.getpid() != owner_pid:
         return  # a forked child: the parent still works in this folder
     shutil.rmtree(folder, ignore_errors=True)
+    DIGESTS.forget_folder(str(folder))
     lock_path.unlink(missing_ok=True)
     os.close(descriptor)
     try:

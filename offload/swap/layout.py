@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from offload.errors import OffloadIOError, io_error
+from offload.io.digests import DIGESTS
 from offload.swap.arena import align_up
 
 
@@ -32,6 +33,7 @@ class SwapFile:
         self.path = path
         self.nbytes = 0
         os.close(_open(path, os.O_CREAT | os.O_EXCL))
+        DIGESTS.forget(str(path))  # an older file had that name
 
     def allocate(self, nbytes: int, key: str) -> Extent:
         """A new extent of `nbytes` bytes at the end of the file.

@@ -32,15 +32,18 @@ class AsyncPartitionedParameterSwapper:
         ds_config: has `zero_config.offload_param` and `aio_config`, as DeepSpeed's own config does.
         model_dtype: dtype of the parameters.
         backend: I/O backend of the handle.
+        checksums: whether reads are compared with what was written.
     """
 
-    def __init__(self, ds_config: Any, model_dtype: torch.dtype, *, backend: str = "auto") -> None:
+    def __init__(
+        self, ds_config: Any, model_dtype: torch.dtype, *, backend: str = "auto", checksums: bool = False
+    ) -> None:
         config = ds_config.zero_config.offload_param
         aio_config = as_aio_config(ds_config.aio_config)
         self.dtype = model_dtype
         self.swap_element_size = model_dtype.itemsize
         self.min_aio_bytes = max(MIN_SWAPPABLE_NBYTES, aio_config.block_size)
-        self.aio_handle = aio_config.build_handle(backend=backend)
+        self.aio_handle = aio_config.build_handle(backend, checksums)
         self.swap_buffer_manager = SwapBufferManager(
             config.buffer_size,
             config.buffer_count,

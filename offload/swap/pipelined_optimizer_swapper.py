@@ -24,8 +24,9 @@ class PipelinedOptimizerSwapper(OptimizerSwapper):
         timers: Any,
         *,
         backend: str = "auto",
+        checksums: bool = False,
     ) -> None:
-        aio_handle = as_aio_config(aio_config).build_handle(backend=backend)
+        aio_handle = as_aio_config(aio_config).build_handle(backend, checksums)
         super().__init__(
             swap_config, aio_config, base_folder, optimizer, largest_numel, device, dtype, timers, aio_handle
         )

@@ -126,4 +126,5 @@ def test_build_handle_passes_every_setting(monkeypatch):
         "overlap_events": False,
         "intra_op_parallelism": 1,
         "backend": "posix",
+        "checksums": False,
     }
