@@ -127,7 +127,8 @@ class EncodedOptimizerSwapper(StreamedOptimizerSwapper):
                 transfers += self._encode(name, chunk, slot, torch.zeros(chunk.numel))
             return transfers
 
-        self.stream.transform(group, 0, group.numel, compute, self._columns_of([*sources, *gone]))
+        written = self._columns_of([*sources, *gone])
+        self.stream.transform(group, 0, group.numel, compute, written, replacing=True)
         self._mover.release(group)
 
     def close(self) -> None:

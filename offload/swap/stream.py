@@ -94,6 +94,7 @@ class Stream:
         self._columns = tuple(columns)
         self._read_model = read_model
         self._written = frozenset(self._columns)
+        self._replacing = False
         self.chunk_numel, count = ring_shape(manager.budget_nbytes, self._columns, out_itemsize)
         self._free: deque[Slot] = deque()
         for _ in range(count):
@@ -140,9 +141,18 @@ class Stream:
         self._groups_left -= 1
 
     def transform(
-        self, group: SubGroup, first: int, last: int, compute: Compute, written: Collection[Column] = ()
+        self,
+        group: SubGroup,
+        first: int,
+        last: int,
+        compute: Compute,
+        written: Collection[Column] = (),
+        *,
+        replacing: bool = False,
     ) -> None:
         """Outside of a pass: compute on the chunks that hold elements `first` to `last`, write some columns.
+
+        `replacing`: what is written, and the model parameters, are not read before. They may be unreadable.
 
         Raises:
             OffloadIOError: naming the tensor.
@@ -150,7 +160,7 @@ class Stream:
         chunks = [c for c in self.chunks(group) if c.start < last and first < c.start + c.numel]
         self.cancel()
         self._ahead = iter(chunks)
-        self._written = frozenset(written)
+        self._written, self._replacing = frozenset(written), replacing
         try:
             for chunk in chunks:
                 self._step_chunk(chunk, compute)
@@ -159,7 +169,7 @@ class Stream:
             self.abandon(failure)
             raise
         finally:
-            self._written = frozenset(self._columns)
+            self._written, self._replacing = frozenset(self._columns), False
 
     def abandon(self, failure: BaseException) -> None:
         """End a pass that failed: the next step begins a new one.
@@ -282,11 +292,12 @@ class Stream:
             METER.hit(KIND, sum(column.nbytes(chunk.numel) for column in self._columns))
         else:
             self._read_columns(slot, chunk)
-        if self._read_model is not None:
+        if self._read_model is not None and not self._replacing:
             slot.reading += self._read_model(chunk, slot)
 
     def _read_columns(self, slot: Slot, chunk: Chunk) -> None:
-        present = [column for column in self._columns if column.name in chunk.group.swapped]
+        absent = self._written if self._replacing else ()
+        present = [c for c in self._columns if c.name in chunk.group.swapped and c not in absent]
         for column in self._columns:
             if column not in present:
                 slot.buffers[column].buffer.zero_()  # state that does not exist yet starts at zero
