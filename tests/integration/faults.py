@@ -71,3 +71,12 @@ def small_drive(folder: Path, nbytes: int) -> Iterator[Path | None]:
         yield place
     finally:
         subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def flip(path: Path, position: int) -> None:
+    """One bit of the file changes, behind everybody's back."""
+    with path.open("r+b") as file:
+        file.seek(position)
+        byte = file.read(1)[0]
+        file.seek(position)
+        file.write(bytes([byte ^ 0x10]))

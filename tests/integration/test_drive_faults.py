@@ -15,10 +15,11 @@ MIB = 1 << 20
 FORMATS = {name: {"offload": {"state_format": name}} for name in ("split", "8bit")}
 
 CACHED = {"half in memory": {"offload": {"host_cache": 14 * MIB, "buffer_bytes": 8 * MIB}}}
-ALL_WAYS = WAYS | FORMATS | CACHED
+CHECKED = {f"{name}, checked": {**way, "offload": {"checksums": True}} for name, way in WAYS.items()}
+ALL_WAYS = WAYS | FORMATS | CACHED | CHECKED
 
 
-@pytest.fixture(params=ALL_WAYS, ids=lambda way: way.replace(" ", "-"))
+@pytest.fixture(params=ALL_WAYS, ids=lambda way: way.replace(",", "").replace(" ", "-"))
 def way(request):
     """Changes to the config that choose how optimizer state moves."""
     return ALL_WAYS[request.param]
