@@ -6,14 +6,9 @@ from typing import Any
 import torch
 
 from offload import _C
+from offload.swap.dtypes import DTYPES
 
 logger = logging.getLogger(__name__)
-
-DTYPES = {
-    torch.float32: _C.Dtype.float32,
-    torch.bfloat16: _C.Dtype.bfloat16,
-    torch.float16: _C.Dtype.float16,
-}
 
 
 class CpuAdamOperator:

@@ -28,7 +28,7 @@ def check_room(
     module: torch.nn.Module,
     optimizer: Any,
     master_nbytes: int,
-    swaps_gradients: bool,
+    gradient_nbytes: int,
 ) -> None:
     """Refuse a model that will not fit the drives.
 
@@ -37,7 +37,7 @@ def check_room(
         module: the model, partitioned already (`zero.Init`: its parameters are on the drive) or not yet.
         optimizer: the torch optimizer that will step it.
         master_nbytes: bytes of one master weight.
-        swaps_gradients: whether gradients go to the drive, beside the state.
+        gradient_nbytes: bytes per weight of gradients that go to the drive, beside the state; 0 for none.
 
     Raises:
         OffloadConfigError: with needed and free bytes, and the key of the path.
@@ -52,18 +52,24 @@ def check_room(
         needs.append(SpaceNeed(param.key("nvme_path"), param.nvme_path, "parameters", nbytes))
     section = config.offload_optimizer
     if section.on_nvme and section.nvme_path:
-        trainable = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        shares = _shares(trainable(optimizer), world)
         nbytes = optimizer_nbytes(
-            _shares(trainable, world),
+            shares,
             states=1 + _state_count(optimizer),
             state_nbytes=master_nbytes,
-            gradient_nbytes=max((p.element_size() for p in trainable), default=0) * swaps_gradients,
+            gradient_nbytes=gradient_nbytes,
             ranks=ranks,
         )
         if config.offload.state_format != "fp32":
-            nbytes = ranks * _encoded_nbytes(config.offload.state_format, _shares(trainable, world))
+            nbytes = ranks * _encoded_nbytes(config.offload.state_format, shares)
+            nbytes += needed_nbytes(shares, gradient_nbytes, ranks=ranks)
         needs.append(SpaceNeed(section.key("nvme_path"), section.nvme_path, "optimizer state", nbytes))
     check_free_space(needs)
+
+
+def trainable(optimizer: Any) -> list[Any]:
+    """The parameters that an optimizer steps."""
+    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
 
 
 def _encoded_nbytes(state_format: FormatName, numels: Iterable[int]) -> int:

@@ -7,9 +7,10 @@ import torch
 
 from offload import _C
 from offload.io import Ticket
-from offload.runtime.cpu_adam import DTYPES
+from offload.runtime.gradients import HostGradients
 from offload.runtime.model_parameters import ModelParameters
 from offload.swap.chunk import Chunk
+from offload.swap.dtypes import DTYPES
 from offload.swap.formats import FormatName, scale_of
 from offload.swap.stream import Slot
 from offload.swap.sub_group import MASTER
@@ -42,16 +43,17 @@ class StreamedAdam:
     """Steps chunks of one ZeRO-3 optimizer with Adam or AdamW."""
 
     def __init__(
-        self, zero: "StreamedZeroOptimizer", model: ModelParameters, state_format: FormatName
+        self,
+        zero: "StreamedZeroOptimizer",
+        model: ModelParameters,
+        gradients: HostGradients,
+        state_format: FormatName,
     ) -> None:
         self._zero = zero
         self._model = model
+        self._gradients = gradients
         self._kernel = {"fp32": self._fp32, "split": self._split, "8bit": self._eight_bit}[state_format]
         self._isa = _C.supported_isas()[-1]
-        starts = torch.tensor([0, *zero.fp16_partitioned_groups_flat_numel]).cumsum(0)
-        self._gradient_starts = [int(start) for start in starts]
-        self.set_gradients: dict[int, torch.Tensor] = {}
-        """Gradients that the user has set, by `ds_id`: exact, whatever dtype the others arrive in."""
 
     def step_group(self, index: int, grad_scale: float) -> None:
         """Step sub-group `index`; `grad_scale` undoes the loss scale and clips.
@@ -66,7 +68,7 @@ class StreamedAdam:
         options = self._options(zero.optimizer.param_groups[zero.sub_group_to_group_id[index]])
 
         def compute(chunk: Chunk, slot: Slot) -> Sequence[tuple[str, Ticket]]:
-            gradient = self._gradient(index, chunk)
+            gradient = self._gradients.of_chunk(chunk, slot)
             common = {
                 "grad": gradient.data_ptr(),
                 "grad_dtype": DTYPES[gradient.dtype],
@@ -118,12 +120,6 @@ class StreamedAdam:
         )
         return _C.adam_step_8bit, buffers, model
 
-    def gradient_of(self, param: Any) -> torch.Tensor:
-        """A float32 copy of this rank's part of a parameter's gradient."""
-        set_by_user = self.set_gradients.get(param.ds_id)
-        source = set_by_user if set_by_user is not None else self._zero.grad_partition(param)
-        return source.to(torch.float32, copy=True)
-
     def _options(self, group: dict[str, Any]) -> _C.AdamOptions:
         beta1, beta2 = group["betas"]
         return _C.AdamOptions(
@@ -135,16 +131,3 @@ class StreamedAdam:
             decoupled_weight_decay=bool(self._zero.optimizer.adam_w_mode),
             bias_correction=bool(group["bias_correction"]),
         )
-
-    def _gradient(self, index: int, chunk: Chunk) -> torch.Tensor:
-        """The chunk's gradient where it lies in host memory, in the dtype it arrived in."""
-        flat = self._zero.grad_partitions_flat_buffer
-        gradient: torch.Tensor = flat.narrow(0, self._gradient_starts[index] + chunk.start, chunk.numel)
-        if not self.set_gradients:
-            return gradient
-        patched = gradient.to(torch.float32, copy=True)
-        for param, first, last, skipped in self._model.pieces(chunk):
-            values = self.set_gradients.get(param.ds_id)
-            if values is not None:
-                patched[first:last] = values[skipped : skipped + last - first]
-        return patched

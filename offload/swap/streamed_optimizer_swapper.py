@@ -13,6 +13,7 @@ from offload.swap.chunk import Chunk
 from offload.swap.formats import StateFormat
 from offload.swap.host_cache import HostCache
 from offload.swap.partitioned_optimizer_swapper import PartitionedOptimizerSwapper
+from offload.swap.stored_gradients import StoredGradients
 from offload.swap.stream import Compute, Slot, Stream
 from offload.swap.sub_group import MASTER, SubGroup
 from offload.swap.transfers import placeholder
@@ -45,6 +46,7 @@ class StreamedOptimizerSwapper(PartitionedOptimizerSwapper):
         cache_bytes: memory beside that, for state that is then neither read nor written.
         model_itemsize: bytes of one model parameter.
         model: the model parameters, for a format that builds on them.
+        gradient_dtype: of gradients that go to storage; None when they stay in host memory.
         others: as `PartitionedOptimizerSwapper`.
     """
 
@@ -56,8 +58,10 @@ class StreamedOptimizerSwapper(PartitionedOptimizerSwapper):
         cache_bytes: int = 0,
         model_itemsize: int,
         model: ModelParameters | None = None,
+        gradient_dtype: torch.dtype | None = None,
         **others: Any,
     ) -> None:
+        self._gradient_dtype = gradient_dtype
         self._buffer_bytes = buffer_bytes
         self.format = state_format
         super().__init__(**others)
@@ -68,7 +72,13 @@ class StreamedOptimizerSwapper(PartitionedOptimizerSwapper):
             model_itemsize,
             model.read if model is not None else None,
             HostCache(cache_bytes, state_format.columns),
+            gradient_dtype,
         )
+        self.stored_gradients: StoredGradients | None = None
+        if gradient_dtype is not None:
+            self.stored_gradients = StoredGradients(
+                self.aio_handle, self.stream.gradient_buffers, gradient_dtype
+            )
 
     def _make_manager(self) -> SwapBufferManager:
         return SwapBufferManager(
@@ -79,6 +89,22 @@ class StreamedOptimizerSwapper(PartitionedOptimizerSwapper):
             lock=self.swap_config.pin_memory,
             key="offload.buffer_bytes",
         )
+
+    def begin_gradient_window(self) -> None:
+        super().begin_gradient_window()
+        if self.stored_gradients is not None:
+            self.stream.cancel()  # a pass that failed may still read gradients
+            self.stored_gradients.begin_window()
+
+    def put_gradient(self, parameter: Any, offset: int, gradient: torch.Tensor, *, add: bool) -> float:
+        """As `StoredGradients.put`, for the sub-group of `parameter`."""
+        return self._stored().put(
+            self.swap_params_info[self.parameter_id(parameter)], offset, gradient, add=add
+        )
+
+    def read_gradient(self, parameter: Any, offset: int, numel: int) -> torch.Tensor:
+        """As `StoredGradients.read`, for the sub-group of `parameter`."""
+        return self._stored().read(self.swap_params_info[self.parameter_id(parameter)], offset, numel)
 
     def start_pass(self) -> None:
         """Start reading the first chunks; the gradients may still be on their way."""
@@ -92,6 +118,8 @@ class StreamedOptimizerSwapper(PartitionedOptimizerSwapper):
         """
         group = self.swap_params_info[self.parameter_id(parameter)]
         self._create_state(group)
+        if self.stored_gradients is not None:
+            self.stored_gradients.flush()
         self.stream.run(group, compute)
 
     def purge_state(self) -> None:
@@ -105,6 +133,8 @@ class StreamedOptimizerSwapper(PartitionedOptimizerSwapper):
 
     def close(self) -> None:
         try:
+            if self.stored_gradients is not None:
+                self.stored_gradients.begin_window()
             self.stream.close()
         finally:
             super().close()
@@ -139,6 +169,13 @@ class StreamedOptimizerSwapper(PartitionedOptimizerSwapper):
     def _reserve(self, group: SubGroup) -> None:
         for column in self.format.columns:
             group.swapped_tensor(column.name, column.dtype, column.nbytes(group.numel))
+        if self._gradient_dtype is not None:
+            group.gradient_extent(0, group.numel, self._gradient_dtype)
+
+    def _stored(self) -> StoredGradients:
+        if self.stored_gradients is None:
+            raise ValueError("gradients stay in host memory")
+        return self.stored_gradients
 
     def _create_state(self, group: SubGroup) -> None:
         """Make place for state that does not exist yet; its first values are written by the step itself."""
