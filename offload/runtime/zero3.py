@@ -1,6 +1,7 @@
 """ZeRO-3's optimizer with our swappers inside."""
 
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -248,6 +249,38 @@ class OffloadZeroOptimizer(StateAccess):
             load_sub_group(self, index, saved.detach())
         self._pre_step()  # a window that had begun is not gone on with
         self._abandon_backward()
+
+    def load_hp_checkpoint_state_from_checkpoint_dir_stage3(self, checkpoint_dir: str) -> None:
+        """Load a universal checkpoint, from whatever number of ranks, one sub-group after the other."""
+        folder = Path(checkpoint_dir) / "zero"
+        saved = torch.load(folder / "optimizer_state.pt", weights_only=False)
+        self._load_global_state_stage3(saved)
+        packed = saved["optimizer_state_dict"]
+        settings = {name: value for name, value in packed["param_groups"][0].items() if name != "params"}
+        for group in self.optimizer.param_groups:
+            group.update(settings)  # as DeepSpeed does: the file has those of one rank's first group
+        self._partition_all_parameters()
+        for index, params in enumerate(self.fp16_groups):
+            flat = {
+                key: torch.cat([self._universal_partition(folder, param, key) for param in params])
+                for key in ("fp32", "exp_avg", "exp_avg_sq")
+            }
+            master = flat.pop("fp32")
+            state = self.optimizer.state[self.fp32_partitioned_groups_flat[index]]
+            state.update(flat, step=packed["state"][0]["step"])
+            load_sub_group(self, index, master)
+        self._pre_step()
+        self._abandon_backward()
+
+    def _universal_partition(self, folder: Path, param: Any, key: str) -> torch.Tensor:
+        name = self.param_names[param]
+        try:
+            values: torch.Tensor = self.load_hp_checkpoint_state(str(folder / name), key, param=param)
+        except FileNotFoundError as error:
+            raise OffloadError(
+                f"the universal checkpoint has no {key} of {name}: no {error.filename}"
+            ) from error
+        return values.to(torch.float32)
 
     def _restore_from_bit16_weights(self) -> None:
         for index in range(len(self.fp16_groups)):
