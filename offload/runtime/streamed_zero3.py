@@ -203,6 +203,11 @@ class StreamedZeroOptimizer(OffloadZeroOptimizer):
         self._model_parallel_all_reduce(tensor=overflow, op=comm.ReduceOp.MAX)
         return bool(overflow.item())
 
+    def _zero_missing_gradients(self) -> None:
+        if self._stored is not None:
+            self.optimizer_swapper.stored_gradients.flush()  # before anything counts this step
+        super()._zero_missing_gradients()
+
     def _fills_in_zeros(self, index: int) -> bool:
         if self._streamed(index):
             return self._stored is not None
@@ -247,8 +252,6 @@ class StreamedZeroOptimizer(OffloadZeroOptimizer):
 
     def step(self, closure: Any = None) -> None:
         try:
-            if self._stored is not None:
-                self.optimizer_swapper.stored_gradients.flush()  # before anything counts this step
             super().step(closure)
         except BaseException as failure:
             if self._adam is not None:
