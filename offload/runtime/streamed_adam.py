@@ -7,8 +7,8 @@ import torch
 
 from offload import _C
 from offload.io import Ticket
-from offload.runtime.cpu_adam import DTYPES
 from offload.runtime.model_parameters import ModelParameters
+from offload.runtime.operands import DTYPES
 from offload.swap.chunk import Chunk
 from offload.swap.formats import FormatName, scale_of
 from offload.swap.stream import Slot

@@ -11,8 +11,8 @@ from deepspeed.utils import log_dist
 
 from offload import _C
 from offload.errors import OffloadConfigError
-from offload.runtime.cpu_adam import DTYPES
 from offload.runtime.model_parameters import ModelParameters
+from offload.runtime.operands import DTYPES
 from offload.runtime.streamed_adam import STATE_NAMES, StreamedAdam, format_refusal, refusal
 from offload.runtime.zero3 import OffloadZeroOptimizer
 from offload.swap.encoded_optimizer_swapper import EncodedOptimizerSwapper
