@@ -13,7 +13,8 @@ from offload import _C
 from offload.errors import OffloadConfigError
 from offload.runtime.model_parameters import ModelParameters
 from offload.runtime.operands import DTYPES
-from offload.runtime.streamed_adam import STATE_NAMES, StreamedAdam, format_refusal, refusal
+from offload.runtime.step_rules import StepRule, format_refusal, refusal, rule_for
+from offload.runtime.streamed_step import StreamedStep
 from offload.runtime.zero3 import OffloadZeroOptimizer
 from offload.swap.encoded_optimizer_swapper import EncodedOptimizerSwapper
 from offload.swap.formats import FORMATS
@@ -35,7 +36,7 @@ class StreamedZeroOptimizer(OffloadZeroOptimizer):
     """
 
     optimizer_swapper: Any
-    _adam: StreamedAdam | None = None
+    _adam: StreamedStep | None = None
     _grad_scale = 1.0
     _finite = True
 
@@ -46,8 +47,9 @@ class StreamedZeroOptimizer(OffloadZeroOptimizer):
 
     def _configure_tensor_swapping(self, offload_optimizer_config: Any, aio_config: Any) -> None:
         reason = refusal(self.optimizer, self.master_weights_and_grads_dtype)
-        self._check_state_format(reason)
-        if reason is not None:
+        rule = rule_for(self.optimizer, self.master_weights_and_grads_dtype)
+        self._check_state_format(rule, reason)
+        if rule is None:
             log_dist(f"offload: optimizer state moves by whole sub-groups, because {reason}", ranks=[0])
             super()._configure_tensor_swapping(offload_optimizer_config, aio_config)
             return
@@ -56,7 +58,7 @@ class StreamedZeroOptimizer(OffloadZeroOptimizer):
         kind = StreamedOptimizerSwapper if state_format == "fp32" else EncodedOptimizerSwapper
         extra = {} if state_format == "fp32" else {"model": model}
         self.optimizer_swapper = kind(
-            state_format=FORMATS[state_format](STATE_NAMES),
+            state_format=FORMATS[state_format](rule.state_names),
             buffer_bytes=self._swap_config.offload.buffer_bytes,
             cache_bytes=cache_nbytes(self._swap_config.offload.host_cache),
             model_itemsize=self.dtype.itemsize,
@@ -64,14 +66,19 @@ class StreamedZeroOptimizer(OffloadZeroOptimizer):
             **self._swapper_arguments(),
         )
         self.offload_optimizer_fast_init = True  # the other way holds a whole sub-group in float32
-        self._adam = StreamedAdam(self, model, state_format)
+        self._adam = StreamedStep(self, rule, model, state_format)
 
-    def _check_state_format(self, not_streamed: str | None) -> None:
+    def _check_state_format(self, rule: StepRule | None, not_streamed: str | None) -> None:
         wanted = self._swap_config.offload.state_format
-        reason = not_streamed if wanted != "fp32" else None
-        reason = reason or format_refusal(wanted, self.dtype)
+        if wanted == "fp32":
+            return
+        reason, possible = not_streamed or format_refusal(self.dtype), "fp32"
+        if reason is None and rule is not None and wanted not in rule.kernels:
+            reason, possible = f"{type(self.optimizer).__name__} has no kernel for it", "split"
         if reason is not None:
-            raise OffloadConfigError(f'offload.state_format is "{wanted}", but {reason}; set it to "fp32"')
+            raise OffloadConfigError(
+                f'offload.state_format is "{wanted}", but {reason}; set it to "{possible}"'
+            )
 
     def initialize_optimizer_states(self) -> None:
         if self._adam is None:
