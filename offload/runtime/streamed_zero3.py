@@ -36,7 +36,7 @@ class StreamedZeroOptimizer(OffloadZeroOptimizer):
     """
 
     optimizer_swapper: Any
-    _adam: StreamedStep | None = None
+    _streamed_step: StreamedStep | None = None
     _grad_scale = 1.0
     _finite = True
 
@@ -66,7 +66,7 @@ class StreamedZeroOptimizer(OffloadZeroOptimizer):
             **self._swapper_arguments(),
         )
         self.offload_optimizer_fast_init = True  # the other way holds a whole sub-group in float32
-        self._adam = StreamedStep(self, rule, model, state_format)
+        self._streamed_step = StreamedStep(self, rule, model, state_format)
 
     def _check_state_format(self, rule: StepRule | None, not_streamed: str | None) -> None:
         wanted = self._swap_config.offload.state_format
@@ -81,7 +81,7 @@ class StreamedZeroOptimizer(OffloadZeroOptimizer):
             )
 
     def initialize_optimizer_states(self) -> None:
-        if self._adam is None:
+        if self._streamed_step is None:
             super().initialize_optimizer_states()
             return
         for index, fp32 in enumerate(self.fp32_partitioned_groups_flat):
@@ -95,7 +95,7 @@ class StreamedZeroOptimizer(OffloadZeroOptimizer):
                 self._partitioned_params_swap_out(index)
 
     def _streamed(self, index: int) -> bool:
-        return self._adam is not None and self._swappable_optimizer_subgroup(index)
+        return self._streamed_step is not None and self._swappable_optimizer_subgroup(index)
 
     # -- gradients
 
@@ -125,7 +125,7 @@ class StreamedZeroOptimizer(OffloadZeroOptimizer):
 
     def has_overflow(self, partition_gradients: bool = True) -> bool:
         """Whether any rank met a gradient that is not finite; seen already while the norms were computed."""
-        if self._adam is None or not partition_gradients:
+        if self._streamed_step is None or not partition_gradients:
             return bool(super().has_overflow(partition_gradients))
         device = get_accelerator().current_device_name()
         overflow = torch.tensor([not self._finite], dtype=torch.uint8, device=device)
@@ -139,8 +139,8 @@ class StreamedZeroOptimizer(OffloadZeroOptimizer):
     def _end_window(self) -> None:
         super()._end_window()
         self._finite = True
-        if self._adam is not None:
-            self._adam.set_gradients.clear()
+        if self._streamed_step is not None:
+            self._streamed_step.set_gradients.clear()
 
     # -- the step
 
@@ -159,12 +159,12 @@ class StreamedZeroOptimizer(OffloadZeroOptimizer):
         self._grad_scale = float(1.0 / combined_scale)
 
     def _optimizer_step(self, sub_group_id: int) -> None:
-        if self._adam is None or not self._streamed(sub_group_id):
+        if self._streamed_step is None or not self._streamed(sub_group_id):
             super()._optimizer_step(sub_group_id)
             return
         if not self.optimizer_swapper.stream.active:
             self.optimizer_swapper.start_pass()
-        self._adam.step_group(sub_group_id, self._grad_scale)
+        self._streamed_step.step_group(sub_group_id, self._grad_scale)
 
     def _reassign_or_swap_out_partitioned_parameters(self, sub_group_id: int) -> None:
         if not self._streamed(sub_group_id):
@@ -178,12 +178,12 @@ class StreamedZeroOptimizer(OffloadZeroOptimizer):
         try:
             super().step(closure)
         except BaseException as failure:
-            if self._adam is not None:
+            if self._streamed_step is not None:
                 self.optimizer_swapper.stream.abandon(failure)
             raise
 
     def _post_step(self, timer_names: set[str]) -> None:
-        if self._adam is not None and self.params_in_nvme_and_cpu:
+        if self._streamed_step is not None and self.params_in_nvme_and_cpu:
             self.optimizer_swapper.stream.finish()  # what comes next reads the parameters
         super()._post_step(timer_names)
 
@@ -197,11 +197,11 @@ class StreamedZeroOptimizer(OffloadZeroOptimizer):
         self, param: Any, release_swap_buffers: bool
     ) -> tuple[torch.Tensor, int]:
         index, _, _ = self.grad_position[self.get_param_id(param)]
-        if self._adam is None or not self._streamed(index):
+        if self._streamed_step is None or not self._streamed(index):
             return super()._get_fp32_grad_state_partition(param, release_swap_buffers)
-        values = self._adam.gradient_of(param)
+        values = self._streamed_step.gradient_of(param)
         if not release_swap_buffers:
-            self._adam.set_gradients[param.ds_id] = values  # the caller writes into it
+            self._streamed_step.set_gradients[param.ds_id] = values  # the caller writes into it
         return values, index
 
     def _writeback_swap_state(self, sub_group_id: int, write_opt_state: bool, write_gradients: bool) -> None:
@@ -209,7 +209,7 @@ class StreamedZeroOptimizer(OffloadZeroOptimizer):
             super()._writeback_swap_state(sub_group_id, write_opt_state, write_gradients)
 
     def update_fp32_grad_for_param_vectorized(self, update_func: Any, param_list: list[Any]) -> None:
-        if self._adam is None:
+        if self._streamed_step is None:
             super().update_fp32_grad_for_param_vectorized(update_func, param_list)
             return
         for param in (param for param in param_list if param.requires_grad):
