@@ -176,6 +176,8 @@ class SingleStateBuffers:
         param_out: int = 0,
         param_out_dtype: Dtype = ...,
         residual: int = 0,
+        param_dtype: Dtype = ...,
+        state_dtype: Dtype = ...,
     ) -> None: ...
 
 def lion_step(

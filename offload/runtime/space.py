@@ -1,15 +1,16 @@
 """Room on the swap drives for a model, counted before the first byte is written."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from offload.config import SwapConfig
 from offload.config.space import SpaceNeed, check_free_space, needed_nbytes, optimizer_nbytes
+from offload.runtime.step_rules import rule_for
 from offload.swap.arena import align_up
-from offload.swap.formats import FORMATS, FormatName
+from offload.swap.formats import FORMATS, Column
 
 _STATES = {
     "Adam": 2,
@@ -18,7 +19,7 @@ _STATES = {
     "FusedAdam": 2,
     "Lamb": 2,
     "Lion": 1,
-    "DeepSpeedCPULion": 1,
+    "DeepSpeedCPULion": 2,
 }
 _STATES |= {"Adagrad": 1, "DeepSpeedCPUAdagrad": 1, "SGD": 1}
 
@@ -52,16 +53,19 @@ def check_room(
         needs.append(SpaceNeed(param.key("nvme_path"), param.nvme_path, "parameters", nbytes))
     section = config.offload_optimizer
     if section.on_nvme and section.nvme_path:
+        rule = rule_for(optimizer, torch.float32 if master_nbytes == 4 else torch.bfloat16)
         shares = _shares(trainable(optimizer), world)
         nbytes = optimizer_nbytes(
             shares,
-            states=1 + _state_count(optimizer),
+            states=1 + (_state_count(optimizer) if rule is None else len(rule.state_names)),
             state_nbytes=master_nbytes,
             gradient_nbytes=gradient_nbytes,
             ranks=ranks,
         )
-        if config.offload.state_format != "fp32":
-            nbytes = ranks * _encoded_nbytes(config.offload.state_format, shares)
+        state_format = config.offload.state_format
+        if state_format != "fp32" and rule is not None and state_format in rule.kernels:
+            columns = FORMATS[state_format](rule.state_names).columns
+            nbytes = ranks * _columns_nbytes(columns, shares)
             nbytes += needed_nbytes(shares, gradient_nbytes, ranks=ranks)
         needs.append(SpaceNeed(section.key("nvme_path"), section.nvme_path, "optimizer state", nbytes))
     check_free_space(needs)
@@ -72,9 +76,7 @@ def trainable(optimizer: Any) -> list[Any]:
     return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
 
 
-def _encoded_nbytes(state_format: FormatName, numels: Iterable[int]) -> int:
-    """Bytes of Adam's state, master weights included, in a format other than float32."""
-    columns = FORMATS[state_format](("exp_avg", "exp_avg_sq")).columns
+def _columns_nbytes(columns: Sequence[Column], numels: Iterable[int]) -> int:
     return sum(align_up(column.nbytes(numel)) for numel in numels for column in columns)
 
 

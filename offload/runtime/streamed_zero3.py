@@ -12,7 +12,8 @@ from offload.errors import OffloadConfigError
 from offload.runtime.gradients import HostGradients, StorageGradients
 from offload.runtime.model_parameters import ModelParameters
 from offload.runtime.space import trainable
-from offload.runtime.streamed_adam import STATE_NAMES, StreamedAdam, format_refusal, refusal
+from offload.runtime.step_rules import StepRule, format_refusal, refusal, rule_for
+from offload.runtime.streamed_step import StreamedStep
 from offload.runtime.zero3 import OffloadZeroOptimizer
 from offload.swap.dtypes import DTYPES
 from offload.swap.encoded_optimizer_swapper import EncodedOptimizerSwapper
@@ -31,7 +32,7 @@ class StreamedZeroOptimizer(OffloadZeroOptimizer):
     optimizer_swapper: Any
     device: Any
     offload_optimizer_pin_memory: bool
-    _adam: StreamedAdam | None = None
+    _streamed_step: StreamedStep | None = None
     _gradients: HostGradients | None = None
     _host_gradient_nbytes = 0
     _stored: StorageGradients | None = None
@@ -90,8 +91,9 @@ class StreamedZeroOptimizer(OffloadZeroOptimizer):
 
     def _configure_tensor_swapping(self, offload_optimizer_config: Any, aio_config: Any) -> None:
         reason = refusal(self.optimizer, self.master_weights_and_grads_dtype)
-        self._check_state_format(reason)
-        if reason is not None:
+        rule = rule_for(self.optimizer, self.master_weights_and_grads_dtype)
+        self._check_state_format(rule, reason)
+        if rule is None:
             log_dist(f"offload: optimizer state moves by whole sub-groups, because {reason}", ranks=[0])
             super()._configure_tensor_swapping(offload_optimizer_config, aio_config)
             return
@@ -100,7 +102,7 @@ class StreamedZeroOptimizer(OffloadZeroOptimizer):
         kind = StreamedOptimizerSwapper if state_format == "fp32" else EncodedOptimizerSwapper
         extra: dict[str, Any] = {} if state_format == "fp32" else {"model": model}
         self.optimizer_swapper = kind(
-            state_format=FORMATS[state_format](STATE_NAMES),
+            state_format=FORMATS[state_format](rule.state_names),
             buffer_bytes=self._swap_config.offload.buffer_bytes,
             cache_bytes=self._cache_nbytes(),
             model_itemsize=self.dtype.itemsize,
@@ -112,17 +114,22 @@ class StreamedZeroOptimizer(OffloadZeroOptimizer):
         if self._stores_gradients:
             self._stored = StorageGradients(self, model)
         self._gradients = self._stored or HostGradients(self, model)
-        self._adam = StreamedAdam(self, model, self._gradients, state_format)
+        self._streamed_step = StreamedStep(self, rule, model, self._gradients, state_format)
 
-    def _check_state_format(self, not_streamed: str | None) -> None:
+    def _check_state_format(self, rule: StepRule | None, not_streamed: str | None) -> None:
         wanted = self._swap_config.offload.state_format
-        reason = not_streamed if wanted != "fp32" else None
-        reason = reason or format_refusal(wanted, self.dtype)
+        if wanted == "fp32":
+            return
+        reason, possible = not_streamed or format_refusal(self.dtype), "fp32"
+        if reason is None and rule is not None and wanted not in rule.kernels:
+            reason, possible = f"{type(self.optimizer).__name__} has no kernel for it", "split"
         if reason is not None:
-            raise OffloadConfigError(f'offload.state_format is "{wanted}", but {reason}; set it to "fp32"')
+            raise OffloadConfigError(
+                f'offload.state_format is "{wanted}", but {reason}; set it to "{possible}"'
+            )
 
     def initialize_optimizer_states(self) -> None:
-        if self._adam is None:
+        if self._streamed_step is None:
             super().initialize_optimizer_states()
             return
         for index, fp32 in enumerate(self.fp32_partitioned_groups_flat):
@@ -138,7 +145,7 @@ class StreamedZeroOptimizer(OffloadZeroOptimizer):
             self.device, self.offload_optimizer_pin_memory = torch.device("meta"), False
 
     def _streamed(self, index: int) -> bool:
-        return self._adam is not None and self._swappable_optimizer_subgroup(index)
+        return self._streamed_step is not None and self._swappable_optimizer_subgroup(index)
 
     # -- gradients
 
@@ -195,7 +202,7 @@ class StreamedZeroOptimizer(OffloadZeroOptimizer):
 
     def has_overflow(self, partition_gradients: bool = True) -> bool:
         """Whether any rank met a gradient that is not finite; seen already while the norms were computed."""
-        if self._adam is None or not partition_gradients:
+        if self._streamed_step is None or not partition_gradients:
             return bool(super().has_overflow(partition_gradients))
         device = get_accelerator().current_device_name()
         overflow = torch.tensor([not self._finite], dtype=torch.uint8, device=device)
@@ -236,11 +243,11 @@ class StreamedZeroOptimizer(OffloadZeroOptimizer):
         self._grad_scale = float(1.0 / combined_scale)
 
     def _optimizer_step(self, sub_group_id: int) -> None:
-        if self._adam is None or not self._streamed(sub_group_id):
+        if self._streamed_step is None or not self._streamed(sub_group_id):
             super()._optimizer_step(sub_group_id)
             return
         self._start_pass()
-        self._adam.step_group(sub_group_id, self._grad_scale)
+        self._streamed_step.step_group(sub_group_id, self._grad_scale)
 
     def _reassign_or_swap_out_partitioned_parameters(self, sub_group_id: int) -> None:
         if not self._streamed(sub_group_id):
@@ -254,12 +261,12 @@ class StreamedZeroOptimizer(OffloadZeroOptimizer):
         try:
             super().step(closure)
         except BaseException as failure:
-            if self._adam is not None:
+            if self._streamed_step is not None:
                 self.optimizer_swapper.stream.abandon(failure)
             raise
 
     def _post_step(self, timer_names: set[str]) -> None:
-        if self._adam is not None and self.params_in_nvme_and_cpu:
+        if self._streamed_step is not None and self.params_in_nvme_and_cpu:
             self.optimizer_swapper.stream.finish()  # what comes next reads the parameters
         super()._post_step(timer_names)
 
@@ -285,7 +292,7 @@ class StreamedZeroOptimizer(OffloadZeroOptimizer):
             super()._writeback_swap_state(sub_group_id, write_opt_state, write_gradients)
 
     def update_fp32_grad_for_param_vectorized(self, update_func: Any, param_list: list[Any]) -> None:
-        if self._adam is None:
+        if self._streamed_step is None:
             super().update_fp32_grad_for_param_vectorized(update_func, param_list)
             return
         for param in (param for param in param_list if param.requires_grad):
