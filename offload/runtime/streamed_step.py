@@ -29,7 +29,7 @@ class StreamedStep:
         state_format: FormatName,
     ) -> None:
         self._zero = zero
-        self._rule = rule
+        self.rule = rule
         self._model = model
         self._format = state_format
         self._place_model = model.room if state_format == "fp32" else model.values
@@ -45,7 +45,7 @@ class StreamedStep:
         Raises:
             OffloadIOError: naming the tensor that could not be read or written.
         """
-        zero, rule = self._zero, self._rule
+        zero, rule = self._zero, self.rule
         parameter = zero.fp32_partitioned_groups_flat[index]
         group = zero.optimizer.param_groups[zero.sub_group_to_group_id[index]]
         options = rule.options(group)
