@@ -26,6 +26,9 @@ class StepRule(ABC):
     state_names: tuple[str, ...]
     """The state tensors that the step reads and writes, as the optimizer calls them."""
 
+    unread_names: ClassVar[tuple[str, ...]] = ()
+    """State tensors that the optimizer makes, as zeros, and never reads: they are in checkpoints alone."""
+
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
 
@@ -104,10 +107,11 @@ class _SingleStateRule(StepRule):
 
 
 class LionRule(_SingleStateRule):
-    """DeepSpeed's Lion. It makes an `exp_avg_sq` too, which nothing reads: here there is none."""
+    """DeepSpeed's Lion."""
 
     kernels: ClassVar = {"fp32": _C.lion_step, "split": _C.lion_step}
     state_names = ("exp_avg",)
+    unread_names = ("exp_avg_sq",)
 
     def options(self, group: Mapping[str, Any]) -> _C.LionOptions:
         beta1, beta2 = group["betas"]

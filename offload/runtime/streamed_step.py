@@ -31,7 +31,7 @@ class StreamedStep:
         state_format: FormatName,
     ) -> None:
         self._zero = zero
-        self._rule = rule
+        self.rule = rule
         self._model = model
         self._gradients = gradients
         self._format = state_format
@@ -44,7 +44,7 @@ class StreamedStep:
         Raises:
             OffloadIOError: naming the tensor that could not be read or written.
         """
-        zero, rule = self._zero, self._rule
+        zero, rule = self._zero, self.rule
         parameter = zero.fp32_partitioned_groups_flat[index]
         group = zero.optimizer.param_groups[zero.sub_group_to_group_id[index]]
         options = rule.options(group)

@@ -298,6 +298,12 @@ class StreamedZeroOptimizer(OffloadZeroOptimizer):
         for param in (param for param in param_list if param.requires_grad):
             self.set_fp32_grad_for_param(update_func(self.get_fp32_grad_for_param(param), param), param)
 
+    def unread_state(self, index: int) -> dict[str, torch.Tensor]:
+        if self._streamed_step is None:
+            return {}
+        zeros = torch.zeros(1).expand(int(self.fp16_partitioned_groups_flat_numel[index]))  # 4 bytes in all
+        return dict.fromkeys(self._streamed_step.rule.unread_names, zeros)
+
     def partition_places(self, index: int) -> list[tuple[Any, tuple[int, int]]]:
         """A sub-group's parameters, each with offset and number of elements of its partition."""
         places = []

@@ -28,7 +28,7 @@ def with_swapped_state(optimizer: "OffloadZeroOptimizer", state_dict: dict[str, 
             mapped = {name: mapped_tensor(extent, dtype) for name, (extent, dtype) in swapped.items()}
             flat_groups[index] = mapped.pop(MASTER)
             if position in packed:
-                packed[position] = {**packed[position], **mapped}
+                packed[position] = {**packed[position], **mapped, **optimizer.unread_state(index)}
     finally:
         optimizer.optimizer_swapper.drop_exports()  # what is mapped stays
     return {**state_dict, "fp32_flat_groups": flat_groups}

@@ -226,6 +226,10 @@ class OffloadZeroOptimizer(StateAccess):
             )
         return nbytes
 
+    def unread_state(self, index: int) -> dict[str, torch.Tensor]:
+        """State of a swapped sub-group that only checkpoints hold: DeepSpeed's tools look for it."""
+        return {}
+
     def _rigid_state_dict(self) -> dict[str, Any]:
         state_dict: dict[str, Any] = super()._rigid_state_dict()
         return with_swapped_state(self, state_dict) if self.swap_optimizer else state_dict

@@ -1,6 +1,7 @@
 """Lion, Adagrad and SGD step chunk by chunk, in every variant, or say why they do not."""
 
 import pytest
+import torch
 from deepspeed.utils import safe_get_full_optimizer_state
 
 from offload import stats
@@ -122,8 +123,20 @@ def test_split_state_is_exact_and_resumes(algorithm, swap_dir, tmp_path):
         assert differences(snapshot(engine), at_end) == []
 
 
+def shapes_in(folder):
+    """Names and shapes of all state tensors, as in the file."""
+    (path,) = folder.glob("saved/*optim_states.pt")
+    saved = torch.load(path, weights_only=False)["optimizer_state_dict"]["optimizer_state_dict"]["state"]
+    return {
+        (key, name): value.shape
+        for key, state in saved.items()
+        for name, value in state.items()
+        if torch.is_tensor(value)
+    }
+
+
 def test_a_checkpoint_of_stock_lion_loads_and_goes_back(swap_dir, tmp_path):
-    """Stock's Lion makes an `exp_avg_sq` that it never uses; ours has none."""
+    """Stock's Lion makes an `exp_avg_sq` that it never uses; ours has it in checkpoints alone."""
     case = Case(algorithm="CPU Lion")
     with stock_deepspeed():
         stock = train(case.in_memory(), swap_dir, tmp_path / "stock")
@@ -133,6 +146,7 @@ def test_a_checkpoint_of_stock_lion_loads_and_goes_back(swap_dir, tmp_path):
             loaded = snapshot(engine)
             engine.save_checkpoint(str(tmp_path / "ours"), tag="saved")
         assert all(name.endswith(", model") for name in differences(loaded, stock.at_save))
+        assert shapes_in(tmp_path / "ours") == shapes_in(tmp_path / "stock")
     with stock_deepspeed():
         again = resume(case.in_memory(), swap_dir, tmp_path / "ours")
     assert again.losses == stock.losses[-len(AFTER_SAVE) :]
