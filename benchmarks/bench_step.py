@@ -1,6 +1,7 @@
 """The optimizer step against stock DeepSpeed: one run, alternating, medians and ratios.
 
-python benchmarks/bench_step.py [--quick] [--json FILE] [--swap FOLDER] [--formats fp32 split 8bit]
+python benchmarks/bench_step.py [--quick] [--formats fp32 split 8bit] [--settings] [--params memory nvme]
+    [--rounds N] [--json FILE] [--swap FOLDER]
 """
 
 import argparse
@@ -31,13 +32,22 @@ MEASURES = {
 }
 
 
+NUMEL = 48 * (2048 * 2048 + 2048)
+"""Parameters of the full-size model."""
+
+
 def variants(args: argparse.Namespace) -> dict[str, list[str]]:
     """Name of each competitor, and its worker's arguments."""
-    names = {"stock": []}
-    for form in args.formats:
-        section = {} if form == "fp32" else {"state_format": form}
-        names[f"ours {form}"] = ["--ours", "--offload", json.dumps(section)]
-    return names
+    sections = {form: {"state_format": form} for form in args.formats}
+    if args.settings:
+        sections["fp32, 64 MiB"] = {"buffer_bytes": 64 << 20}
+        sections["fp32, 8 MiB"] = {"buffer_bytes": 8 << 20}
+        sections["fp32, half cached"] = {"host_cache": 6 * NUMEL}
+        sections["fp32, gradients on NVMe"] = {"gradients": "nvme"}
+    for section in sections.values():
+        section.setdefault("gradients", "host")
+    ours = {f"ours {name}": ["--ours", "--offload", json.dumps(it)] for name, it in sections.items()}
+    return {"stock": [], **ours}
 
 
 def run_worker(arguments: list[str], swap: Path, port: int) -> dict[str, Any]:
@@ -61,16 +71,17 @@ def fio_mixed(swap: Path, seconds: int) -> float:
     command = ["fio", "--name=mixed", f"--filename={target}", "--size=4g", "--rw=randrw", "--rwmixread=50"]
     command += ["--bs=1m", "--iodepth=32", "--ioengine=io_uring", "--direct=1", "--output-format=json"]
     command += [f"--runtime={seconds}", "--time_based"]
-    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    huge_pages = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}  # as the handle's memory
+    output = subprocess.run(command, capture_output=True, text=True, check=True, env=huge_pages).stdout
     target.unlink()
     job = json.loads(output[output.index("{") :])["jobs"][0]
     return float(job["read"]["bw_bytes"] + job["write"]["bw_bytes"])
 
 
-def derived(result: dict[str, Any], fio: float) -> dict[str, float]:
+def derived(result: dict[str, Any], params: str, fio: float) -> dict[str, float]:
     numel = result["parameters"]
     moved = result["bytes_read"] + result["bytes_written"]
-    own = 4 * numel  # bf16 parameters and gradients, which live in memory in every variant
+    own = (4 if params == "memory" else 2) * numel  # bf16 gradients, and parameters where they live there
     return {
         "step_seconds": result["step_seconds"],
         "backward_seconds": result["backward_seconds"],
@@ -92,7 +103,7 @@ def measure(args: argparse.Namespace, params: str, swap: Path) -> dict[str, dict
         fio = fio_mixed(swap, 3 if args.quick else 10)
         for order, (name, arguments) in enumerate(variants(args).items()):
             result = run_worker([*arguments, *size, "--params", params], swap, 29700 + order)
-            rows.setdefault(name, []).append(derived(result, fio))
+            rows.setdefault(name, []).append(derived(result, params, fio))
             print(f"round {turn + 1}, {name}: {rows[name][-1]['step_seconds']:.2f} s", file=sys.stderr)
     return {
         name: {measure: statistics.median(row[measure] for row in found) for measure in MEASURES}
@@ -120,13 +131,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--swap", type=Path, help="folder on the drive to measure")
-    parser.add_argument("--formats", nargs="+", default=["fp32"], choices=["fp32", "split", "8bit"])
+    formats = ["fp32", "split", "8bit"]
+    parser.add_argument("--formats", nargs="+", choices=formats, help="default: all; fp32 with --quick")
+    parser.add_argument("--params", nargs="+", default=["memory", "nvme"], choices=["memory", "nvme"])
+    parser.add_argument("--settings", action="store_true", help="fp32 with other memory settings, too")
     args = parser.parse_args()
     if args.quick:
-        args.rounds = 1
+        args.rounds, args.params = 1, ["memory"]
+    args.formats = args.formats or (["fp32"] if args.quick else formats)
     results = {}
     with tempfile.TemporaryDirectory(dir=args.swap or Path.cwd()) as folder:
-        for params in ["memory"] if args.quick else ["memory", "nvme"]:
+        for params in args.params:
             results[params] = measure(args, params, Path(folder))
             show(f"parameters in {params}" if params == "memory" else "parameters on NVMe", results[params])
     if args.json:

@@ -13,11 +13,6 @@ namespace {
 
 constexpr const char* kWho = "adam";
 
-bool dtypes_fit(Dtype param, Dtype grad, Dtype state) {
-  if (param == Dtype::kFloat32) return state == Dtype::kFloat32;
-  return grad == param && (state == Dtype::kFloat32 || state == param);
-}
-
 Columns columns_of(const AdamBuffers& buffers) {
   return {{{buffers.param, buffers.param_dtype},
            {0, Dtype::kInt16},
@@ -63,14 +58,11 @@ void check_adam_options(const AdamOptions& options, std::int64_t step) {
 }
 
 void check_adam_buffers(const AdamBuffers& buffers, int num_threads) {
-  check_columns(kWho, columns_of(buffers), num_threads);
+  const Columns columns = columns_of(buffers);
+  check_columns(kWho, columns, num_threads);
   require((buffers.exp_avg && buffers.exp_avg_sq) || buffers.numel == 0, kWho,
           "null address for moments of " + std::to_string(buffers.numel) + " elements");
-  require(dtypes_fit(buffers.param_dtype, buffers.grad_dtype, buffers.state_dtype), kWho,
-          "no kernel for these dtypes: gradients share the parameters' dtype (float32 parameters also take "
-          "16-bit gradients), moments are float32 or share it (float32 for float32 parameters)");
-  require(!buffers.param_out || buffers.param_dtype == Dtype::kFloat32, kWho,
-          "param_out is a copy of float32 parameters; 16-bit ones need none");
+  check_dtypes(kWho, columns);
 }
 
 void adam_step(const AdamOptions& options, std::int64_t step, const AdamBuffers& buffers, int num_threads,

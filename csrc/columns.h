@@ -41,6 +41,9 @@ constexpr std::int64_t kStepGrain = 1 << 18;
 // Throws std::invalid_argument; `who` starts the message. kParam and kGrad must be there.
 void check_columns(const char* who, const Columns& columns, int num_threads);
 
+// Throws std::invalid_argument for dtypes that no optimizer combines. A split parameter counts as float32.
+void check_dtypes(const char* who, const Columns& columns);
+
 // Calls run(slice) for pieces that together make up the columns. `run` must not throw.
 void for_each_slice(const Columns& columns, int num_threads,
                     const std::function<void(const Columns& slice)>& run);

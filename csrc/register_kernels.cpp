@@ -1,7 +1,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings.h"
-#include "gradient_norm.h"
+#include "sum_of_squares.h"
 
 namespace py = pybind11;
 using namespace pybind11::literals;
@@ -19,8 +19,8 @@ void register_kernels(py::module_& m) {
       .value("avx512", Isa::kAvx512);
 
   m.def("supported_isas", &supported_isas);
-  m.def("gradient_norm", &gradient_norm, "address"_a, "numel"_a, "dtype"_a, "num_threads"_a,
-        "isa"_a = supported_isas().back(), no_gil());
+  m.def("sum_of_squares", &sum_of_squares, "address"_a, "numel"_a, "dtype"_a, "num_threads"_a,
+        "isa"_a = supported_isas().back(), "before"_a = 0.0, no_gil());
 }
 
 }  // namespace offload

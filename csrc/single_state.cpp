@@ -11,10 +11,10 @@ namespace offload {
 namespace {
 
 Columns columns_of(const SingleStateBuffers& buffers) {
-  return {{{buffers.param, buffers.residual ? Dtype::kBfloat16 : Dtype::kFloat32},
+  return {{{buffers.param, buffers.residual ? Dtype::kBfloat16 : buffers.param_dtype},
            {buffers.residual, Dtype::kInt16},
            {buffers.grad, buffers.grad_dtype},
-           {buffers.state, Dtype::kFloat32},
+           {buffers.state, buffers.state_dtype},
            {0, Dtype::kFloat32},
            {buffers.param_out, buffers.param_out_dtype}},
           buffers.numel,
@@ -35,7 +35,9 @@ void check_call(const char* who, float lr, std::int64_t step, const SingleStateB
                 int num_threads) {
   require(std::isfinite(lr), who, "lr must be finite, got " + std::to_string(lr));
   require(step >= 1, who, "step counts from 1, got " + std::to_string(step));
-  check_columns(who, columns_of(buffers), num_threads);
+  const Columns columns = columns_of(buffers);
+  check_columns(who, columns, num_threads);
+  check_dtypes(who, columns);
 }
 
 void check_state(const char* who, const SingleStateBuffers& buffers) {
@@ -99,7 +101,7 @@ void sgd_step(const SgdOptions& options, std::int64_t step, const SingleStateBuf
   if (has_momentum) check_state(kWho, buffers);
   SgdScalars scalars{};
   scalars.momentum = options.momentum;
-  scalars.grad_share = static_cast<float>(1 - double{options.dampening});
+  scalars.grad_share = static_cast<float>(1 - options.dampening);
   scalars.step_size = -options.lr;
   scalars.grad_decay = options.weight_decay;
   scalars.starts_momentum = step == 1 || !has_momentum;

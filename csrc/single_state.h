@@ -30,18 +30,20 @@ struct AdagradOptions {
 struct SgdOptions {
   float lr;
   float momentum;
-  float dampening;
+  double dampening;    // torch rounds 1 - dampening, not dampening
   float weight_decay;  // part of the gradient
   bool nesterov;
 };
 
 struct SingleStateBuffers {
-  std::uintptr_t param;     // float32, or bfloat16 where there is a residual
+  std::uintptr_t param;     // of param_dtype, or bfloat16 where there is a residual
   std::uintptr_t residual;  // the rest of a parameter in the split format; 0 for none
   std::uintptr_t grad;
-  std::uintptr_t state;  // float32; 0 for none, which only SGD without momentum allows
+  std::uintptr_t state;  // 0 for none, which only SGD without momentum allows
   std::int64_t numel;
+  Dtype param_dtype;
   Dtype grad_dtype;
+  Dtype state_dtype;
   float grad_scale;          // multiplies each gradient, once that is a float32
   std::uintptr_t param_out;  // receives a copy of the new parameter; 0 for none
   Dtype param_out_dtype;

@@ -115,6 +115,12 @@ def _rules_across_sections(swap: SwapConfig, raw: Mapping[str, Any]) -> list[str
             "or the device to cpu"
             for section in sections
         ]
+    if swap.offload.gradients == "nvme" and not swap.offload_optimizer.on_nvme:
+        device = swap.offload_optimizer.key("device")
+        problems.append(
+            f'offload.gradients is "nvme", but {device} is not: they go where the optimizer state goes; set '
+            f'{device} to "nvme", or offload.gradients to "host"'
+        )
     if swap.offload_optimizer.on_nvme and section_at(raw, f"{ZERO}.zenflow") not in (None, "auto"):
         problems.append(
             f"{ZERO}.zenflow is set, but its optimizer steps state outside the swap area; remove it, or "

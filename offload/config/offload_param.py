@@ -23,7 +23,7 @@ class OffloadParamConfig(DeviceSection):
     """Elements per buffer; raise it when one parameter does not fit the memory they make together."""
 
     max_in_cpu: Integer = Field(1_000_000_000, ge=0, le=_LARGEST)
-    """Parameter elements that may stay in host memory when the device is `nvme`."""
+    """Parameter elements that stay in host memory when the device is `nvme`, by whole sub-groups."""
 
     pin_memory: bool = True
     """Lock the buffers in memory: faster copies to the device; `false` locks no byte."""

@@ -11,7 +11,7 @@ class OffloadConfig(ConfigSection):
     """Settings that only this package knows, at the top level of the config."""
 
     section: ClassVar[str] = "offload"
-    auto_is_a_value: ClassVar[frozenset[str]] = frozenset({"host_cache"})
+    auto_is_a_value: ClassVar[frozenset[str]] = frozenset({"host_cache", "gradients"})
 
     backend: Literal["auto", "uring", "libaio", "posix"] = "auto"
     """What moves the bytes; `auto` takes the first of `uring`, `libaio`, `posix` that works here."""
@@ -20,7 +20,10 @@ class OffloadConfig(ConfigSection):
     """All memory of the streamed optimizer step, whatever the size of the model; at least 8 MiB."""
 
     state_format: Literal["fp32", "split", "8bit"] = "fp32"
-    """Adam's state on storage: `fp32` 12 B per weight; `split` 10 B, exact, for bf16; `8bit` 4.1 B, lossy."""
+    """State on storage: `fp32`; `split`: 2 B less, exact, for bf16; `8bit`: Adam in bf16, 4.1 B, lossy."""
+
+    gradients: Literal["host", "nvme", "auto"] = "auto"
+    """Where gradients wait for the step; `auto`: on `nvme` where they would fill half of the free memory."""
 
     host_cache: int | Literal["auto"] = 0
     """Bytes of host memory for state that then stays there; `auto`: half of what is free, among the ranks."""

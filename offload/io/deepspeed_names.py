@@ -34,9 +34,19 @@ class DeepSpeedNames:
         self._start(False, buffer, filename, file_offset, False)
         return 0
 
-    def async_pwrite(self, buffer: torch.Tensor, filename: Path | int, file_offset: int = 0) -> int:
-        """Takes an open file's descriptor in place of the name, too."""
-        self._start(True, buffer, filename, file_offset, False)
+    def async_pwrite(
+        self,
+        buffer: torch.Tensor,
+        filename: Path | int | None = None,
+        file_offset: int = 0,
+        *,
+        fd: int | None = None,
+    ) -> int:
+        """Takes an open file's descriptor in place of the name, or as `fd`."""
+        target = filename if fd is None else fd
+        if target is None or (filename is not None and fd is not None):
+            raise TypeError("give either a filename or the descriptor fd of an open file")
+        self._start(True, buffer, target, file_offset, False)
         return 0
 
     def sync_pread(self, buffer: torch.Tensor, filename: Path, file_offset: int = 0) -> int:

@@ -29,8 +29,13 @@ class aio_handle(AsyncIOHandle):
         intra_op_parallelism: int = 1,
     ) -> None:
         super().__init__(block_size, queue_depth, single_submit, overlap_events, intra_op_parallelism)
+        self._given_block_size = block_size
         self._landings: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._landings_lock = threading.Lock()
+
+    def get_block_size(self) -> int:
+        """As it was given; blocks smaller than the device's are rounded up."""
+        return self._given_block_size
 
     def read(  # type: ignore[override]
         self, buffer: torch.Tensor, filename: str, validate: bool, file_offset: int = 0

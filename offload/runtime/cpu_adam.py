@@ -6,14 +6,10 @@ from typing import Any
 import torch
 
 from offload import _C
+from offload.runtime.operands import check_operands
+from offload.swap.dtypes import DTYPES
 
 logger = logging.getLogger(__name__)
-
-DTYPES = {
-    torch.float32: _C.Dtype.float32,
-    torch.bfloat16: _C.Dtype.bfloat16,
-    torch.float16: _C.Dtype.float16,
-}
 
 
 class CpuAdamOperator:
@@ -103,9 +99,7 @@ class CpuAdamOperator:
 def _buffers(
     params: torch.Tensor, grads: torch.Tensor, exp_avg: torch.Tensor, exp_avg_sq: torch.Tensor
 ) -> _C.AdamBuffers:
-    tensors = {"params": params, "grads": grads, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
-    for name, tensor in tensors.items():
-        _check(name, tensor, params.numel())
+    check_operands("CPU Adam", params, grads=grads, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq)
     if exp_avg.dtype != exp_avg_sq.dtype:
         raise ValueError(f"CPU Adam: moments of two dtypes, {exp_avg.dtype} and {exp_avg_sq.dtype}")
     return _C.AdamBuffers(
@@ -118,17 +112,6 @@ def _buffers(
         grad_dtype=DTYPES[grads.dtype],
         state_dtype=DTYPES[exp_avg.dtype],
     )
-
-
-def _check(name: str, tensor: torch.Tensor, numel: int) -> None:
-    if tensor.device.type != "cpu":
-        raise ValueError(f"CPU Adam: {name} is on {tensor.device}; move it to the CPU")
-    if tensor.layout != torch.strided or not tensor.is_contiguous():
-        raise ValueError(f"CPU Adam: {name} is not contiguous; a copy would not receive the step")
-    if tensor.numel() != numel:
-        raise ValueError(f"CPU Adam: {name} has {tensor.numel()} elements, params has {numel}")
-    if tensor.dtype not in DTYPES:
-        raise ValueError(f"CPU Adam: {name} is {tensor.dtype}; float32, bfloat16 and float16 are supported")
 
 
 def _stock_operator() -> Any:

@@ -53,13 +53,16 @@ def save_checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def load_checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Bring back a tag that an interrupted save moved aside, then load."""
+    """Bring back a tag that an interrupted save moved aside, load, and begin an accumulation window."""
 
     def load(engine: Any, load_dir: Any, tag: Any = None, *args: Any, **kwargs: Any) -> Any:
         if tag is not None and engine.global_rank == 0:
             TagFolder(load_dir, str(tag)).recover()
         comm.barrier()
-        return original(engine, load_dir, tag, *args, **kwargs)
+        result = original(engine, load_dir, tag, *args, **kwargs)
+        if isinstance(engine.optimizer, OffloadZeroOptimizer):
+            engine.micro_steps -= engine.micro_steps % engine.gradient_accumulation_steps()
+        return result
 
     return load
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from offload.io.drop_in import async_io_op, pin_memory_op
 from offload.runtime.cpu_adam import cpu_adam_operator
+from offload.runtime.cpu_single_state import cpu_adagrad_operator, cpu_lion_operator
 from offload.runtime.seams import Seam
 
 _BUILDERS = "deepspeed.ops.op_builder"
@@ -18,6 +19,8 @@ def seams() -> list[Seam]:
         *_served(f"{_BUILDERS}.pin_memory", "PinMemoryBuilder", pin_memory_op),
         *_served(f"{_BUILDERS}.cpu.pin_memory", "PinMemoryBuilder", pin_memory_op),
         *_served(f"{_BUILDERS}.cpu.cpu_adam", "CPUAdamBuilder", cpu_adam_operator),
+        *_served(f"{_BUILDERS}.cpu.cpu_lion", "CPULionBuilder", cpu_lion_operator),
+        *_served(f"{_BUILDERS}.cpu.cpu_adagrad", "CPUAdagradBuilder", cpu_adagrad_operator),
         # compiled at start on every CPU machine, used by inference alone, which then reduces through gloo
         Seam("deepspeed.comm.torch", None, "build_shm_op", _always(lambda: None)),
     ]

@@ -1,15 +1,16 @@
 """Room on the swap drives for a model, counted before the first byte is written."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from offload.config import SwapConfig
 from offload.config.space import SpaceNeed, check_free_space, needed_nbytes, optimizer_nbytes
+from offload.runtime.step_rules import rule_for
 from offload.swap.arena import align_up
-from offload.swap.formats import FORMATS, FormatName
+from offload.swap.formats import FORMATS, Column
 
 _STATES = {
     "Adam": 2,
@@ -18,7 +19,7 @@ _STATES = {
     "FusedAdam": 2,
     "Lamb": 2,
     "Lion": 1,
-    "DeepSpeedCPULion": 1,
+    "DeepSpeedCPULion": 2,
 }
 _STATES |= {"Adagrad": 1, "DeepSpeedCPUAdagrad": 1, "SGD": 1}
 
@@ -28,7 +29,7 @@ def check_room(
     module: torch.nn.Module,
     optimizer: Any,
     master_nbytes: int,
-    swaps_gradients: bool,
+    gradient_nbytes: int,
 ) -> None:
     """Refuse a model that will not fit the drives.
 
@@ -37,7 +38,7 @@ def check_room(
         module: the model, partitioned already (`zero.Init`: its parameters are on the drive) or not yet.
         optimizer: the torch optimizer that will step it.
         master_nbytes: bytes of one master weight.
-        swaps_gradients: whether gradients go to the drive, beside the state.
+        gradient_nbytes: bytes per weight of gradients that go to the drive, beside the state; 0 for none.
 
     Raises:
         OffloadConfigError: with needed and free bytes, and the key of the path.
@@ -52,23 +53,30 @@ def check_room(
         needs.append(SpaceNeed(param.key("nvme_path"), param.nvme_path, "parameters", nbytes))
     section = config.offload_optimizer
     if section.on_nvme and section.nvme_path:
-        trainable = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        rule = rule_for(optimizer, torch.float32 if master_nbytes == 4 else torch.bfloat16)
+        shares = _shares(trainable(optimizer), world)
         nbytes = optimizer_nbytes(
-            _shares(trainable, world),
-            states=1 + _state_count(optimizer),
+            shares,
+            states=1 + (_state_count(optimizer) if rule is None else len(rule.state_names)),
             state_nbytes=master_nbytes,
-            gradient_nbytes=max((p.element_size() for p in trainable), default=0) * swaps_gradients,
+            gradient_nbytes=gradient_nbytes,
             ranks=ranks,
         )
-        if config.offload.state_format != "fp32":
-            nbytes = ranks * _encoded_nbytes(config.offload.state_format, _shares(trainable, world))
+        state_format = config.offload.state_format
+        if state_format != "fp32" and rule is not None and state_format in rule.kernels:
+            columns = FORMATS[state_format](rule.state_names).columns
+            nbytes = ranks * _columns_nbytes(columns, shares)
+            nbytes += needed_nbytes(shares, gradient_nbytes, ranks=ranks)
         needs.append(SpaceNeed(section.key("nvme_path"), section.nvme_path, "optimizer state", nbytes))
     check_free_space(needs)
 
 
-def _encoded_nbytes(state_format: FormatName, numels: Iterable[int]) -> int:
-    """Bytes of Adam's state, master weights included, in a format other than float32."""
-    columns = FORMATS[state_format](("exp_avg", "exp_avg_sq")).columns
+def trainable(optimizer: Any) -> list[Any]:
+    """The parameters that an optimizer steps."""
+    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+
+
+def _columns_nbytes(columns: Sequence[Column], numels: Iterable[int]) -> int:
     return sum(align_up(column.nbytes(numel)) for numel in numels for column in columns)
 
 

@@ -1,80 +1,135 @@
 """ZeRO-3's optimizer with swapped sub-groups stepped in chunks."""
 
-import os
-from typing import Any, Literal
+import math
+from typing import Any
 
-import psutil
 import torch
 from deepspeed import comm
 from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import log_dist
 
-from offload import _C
 from offload.errors import OffloadConfigError
-from offload.runtime.cpu_adam import DTYPES
+from offload.runtime.gradients import HostGradients, StorageGradients
 from offload.runtime.model_parameters import ModelParameters
-from offload.runtime.streamed_adam import STATE_NAMES, StreamedAdam, format_refusal, refusal
+from offload.runtime.space import trainable
+from offload.runtime.step_rules import StepRule, format_refusal, refusal, rule_for
+from offload.runtime.streamed_step import StreamedStep
 from offload.runtime.zero3 import OffloadZeroOptimizer
+from offload.swap.dtypes import DTYPES
 from offload.swap.encoded_optimizer_swapper import EncodedOptimizerSwapper
 from offload.swap.formats import FORMATS
+from offload.swap.host_memory import available_nbytes
+from offload.swap.stored_gradients import sum_of_squares
 from offload.swap.streamed_optimizer_swapper import StreamedOptimizerSwapper
 
 
-def cache_nbytes(setting: int | Literal["auto"]) -> int:
-    """Bytes of one rank's host cache; `auto` shares half of what is free now among the host's ranks."""
-    if setting != "auto":
-        return setting
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", comm.get_world_size()))
-    return int(psutil.virtual_memory().available // 2 // ranks)
-
-
 class StreamedZeroOptimizer(OffloadZeroOptimizer):
-    """Gradients stay in host memory in the dtype they arrive in; state streams past them once per step.
+    """Gradients keep the dtype they arrive in, in host memory or on storage; state streams past them once.
 
     Optimizers without a streamed kernel go through the whole-sub-group swappers of the base class.
     """
 
     optimizer_swapper: Any
-    _adam: StreamedAdam | None = None
+    device: Any
+    offload_optimizer_pin_memory: bool
+    _streamed_step: StreamedStep | None = None
+    _gradients: HostGradients | None = None
+    _host_gradient_nbytes = 0
+    _stored: StorageGradients | None = None
+    _stores_gradients = False
     _grad_scale = 1.0
     _finite = True
 
     # -- building
 
-    def _swaps_gradients(self, optimizer: Any, half_masters: bool) -> bool:
-        return refusal(optimizer, torch.bfloat16 if half_masters else torch.float32) is not None
+    def _stored_gradient_nbytes(
+        self, optimizer: Any, master_dtype: torch.dtype, gradient_dtype: torch.dtype
+    ) -> int:
+        if not self._swap_config.offload_optimizer.on_nvme:
+            return 0
+        wanted, reason = self._swap_config.offload.gradients, refusal(optimizer, master_dtype)
+        if reason is not None:
+            if wanted == "nvme":
+                raise OffloadConfigError(f'offload.gradients is "nvme", but {reason}; set it to "host"')
+            return super()._stored_gradient_nbytes(optimizer, master_dtype, gradient_dtype)
+        numel = sum(getattr(param, "ds_numel", param.numel()) for param in trainable(optimizer))
+        nbytes = numel * gradient_dtype.itemsize // comm.get_world_size()
+        too_large = nbytes > available_nbytes() // 2
+        self._stores_gradients = wanted == "nvme" or (wanted == "auto" and too_large)
+        self._host_gradient_nbytes = 0 if self._stores_gradients else nbytes
+        return gradient_dtype.itemsize if self._stores_gradients else 0
+
+    def _cache_nbytes(self) -> int:
+        """Bytes of the host cache; `auto` is half of what the gradients will leave free."""
+        setting = self._swap_config.offload.host_cache
+        if setting != "auto":
+            return setting
+        return max(0, available_nbytes() - self._host_gradient_nbytes) // 2
+
+    def _setup_for_real_optimizer(self) -> None:
+        device, pins = self.device, self.offload_optimizer_pin_memory
+        try:
+            super()._setup_for_real_optimizer()
+        finally:
+            self.device, self.offload_optimizer_pin_memory = device, pins
+        if self._stored is not None:
+            self._place_small_gradients()
+
+    def _place_small_gradients(self) -> None:
+        """Sub-groups too small to be streamed keep their gradients in host memory."""
+        params = [
+            p for index, group in enumerate(self.fp16_groups) for p in group if not self._streamed(index)
+        ]
+        numels = [param.partition_numel() for param in params]
+        flat = torch.zeros(sum(numels), dtype=self.gradient_accumulation_dtype, device=self.device)
+        if self.offload_optimizer_pin_memory:
+            flat = get_accelerator().pin_memory(flat)
+        self.grad_partitions_flat_buffer = flat
+        self._DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition = {
+            param.ds_id: part for param, part in zip(params, torch.split(flat, numels), strict=True)
+        }
 
     def _configure_tensor_swapping(self, offload_optimizer_config: Any, aio_config: Any) -> None:
         reason = refusal(self.optimizer, self.master_weights_and_grads_dtype)
-        self._check_state_format(reason)
-        if reason is not None:
+        rule = rule_for(self.optimizer, self.master_weights_and_grads_dtype)
+        self._check_state_format(rule, reason)
+        if rule is None:
             log_dist(f"offload: optimizer state moves by whole sub-groups, because {reason}", ranks=[0])
             super()._configure_tensor_swapping(offload_optimizer_config, aio_config)
             return
         model = ModelParameters(self)
         state_format = self._swap_config.offload.state_format
         kind = StreamedOptimizerSwapper if state_format == "fp32" else EncodedOptimizerSwapper
-        extra = {} if state_format == "fp32" else {"model": model}
+        extra: dict[str, Any] = {} if state_format == "fp32" else {"model": model}
         self.optimizer_swapper = kind(
-            state_format=FORMATS[state_format](STATE_NAMES),
+            state_format=FORMATS[state_format](rule.state_names),
             buffer_bytes=self._swap_config.offload.buffer_bytes,
-            cache_bytes=cache_nbytes(self._swap_config.offload.host_cache),
+            cache_bytes=self._cache_nbytes(),
             model_itemsize=self.dtype.itemsize,
+            gradient_dtype=self.gradient_accumulation_dtype if self._stores_gradients else None,
             **extra,
             **self._swapper_arguments(),
         )
         self.offload_optimizer_fast_init = True  # the other way holds a whole sub-group in float32
-        self._adam = StreamedAdam(self, model, state_format)
+        if self._stores_gradients:
+            self._stored = StorageGradients(self, model)
+        self._gradients = self._stored or HostGradients(self, model)
+        self._streamed_step = StreamedStep(self, rule, model, self._gradients, state_format)
 
-    def _check_state_format(self, not_streamed: str | None) -> None:
+    def _check_state_format(self, rule: StepRule | None, not_streamed: str | None) -> None:
         wanted = self._swap_config.offload.state_format
-        reason = not_streamed if wanted != "fp32" else None
-        reason = reason or format_refusal(wanted, self.dtype)
+        if wanted == "fp32":
+            return
+        reason, possible = not_streamed or format_refusal(self.dtype), "fp32"
+        if reason is None and rule is not None and wanted not in rule.kernels:
+            reason, possible = f"{type(self.optimizer).__name__} has no kernel for it", "split"
         if reason is not None:
-            raise OffloadConfigError(f'offload.state_format is "{wanted}", but {reason}; set it to "fp32"')
+            raise OffloadConfigError(
+                f'offload.state_format is "{wanted}", but {reason}; set it to "{possible}"'
+            )
 
     def initialize_optimizer_states(self) -> None:
-        if self._adam is None:
+        if self._streamed_step is None:
             super().initialize_optimizer_states()
             return
         for index, fp32 in enumerate(self.fp32_partitioned_groups_flat):
@@ -86,9 +141,11 @@ class StreamedZeroOptimizer(OffloadZeroOptimizer):
             fp32.grad = gradient
             if self.fp16_partitioned_groups_flat[index] is None:
                 self._partitioned_params_swap_out(index)
+        if self._stored is not None:  # a buffer for all of them is what DeepSpeed allocates next
+            self.device, self.offload_optimizer_pin_memory = torch.device("meta"), False
 
     def _streamed(self, index: int) -> bool:
-        return self._adam is not None and self._swappable_optimizer_subgroup(index)
+        return self._streamed_step is not None and self._swappable_optimizer_subgroup(index)
 
     # -- gradients
 
@@ -101,8 +158,35 @@ class StreamedZeroOptimizer(OffloadZeroOptimizer):
             return
         self._handed_over.add(param.ds_id)
         self.norm_for_param_grads[self.get_param_id(param)] = self._constant_buffered_norm2(grad_buffer)
+        self._start_pass()
+
+    def _start_pass(self) -> None:
+        """State is read while backward runs, or at the latest when the step begins."""
         if not self.optimizer_swapper.stream.active:
-            self.optimizer_swapper.start_pass()  # state is read while backward runs
+            self.optimizer_swapper.start_pass()
+
+    def partition_grads(self, params_to_release: list[Any], grad_partitions: list[torch.Tensor]) -> Any:
+        if self._stored is None:
+            return super().partition_grads(params_to_release, grad_partitions)
+        self._begin_window()
+        small = []
+        for param, partition in zip(params_to_release, grad_partitions, strict=True):
+            if self._streamed(self.grad_position[self.get_param_id(param)][0]):
+                self._store_gradient(self._stored, param, partition)
+            else:
+                small.append((param, partition))
+        return super().partition_grads([param for param, _ in small], [partition for _, partition in small])
+
+    def _store_gradient(self, stored: StorageGradients, param: Any, partition: torch.Tensor) -> None:
+        param.grad = None
+        if param.partition_numel() * self._get_param_partition_rank(param) >= param.ds_numel:
+            return  # this rank has padding only
+        total = stored.put(param, partition, first=self.micro_step_id == 0)
+        self._offload_boundary_param_ids.add(param.ds_id)
+        self._handed_over.add(param.ds_id)
+        self.norm_for_param_grads[self.get_param_id(param)] = self._norm(total)
+        if self.is_gradient_accumulation_boundary():
+            self._start_pass()
 
     def _constant_buffered_norm2(self, input: torch.Tensor, buffer_size: int = 250000000) -> torch.Tensor:
         """Norm of one gradient, in one pass over it; notes on the way whether all of it is finite."""
@@ -110,15 +194,15 @@ class StreamedZeroOptimizer(OffloadZeroOptimizer):
             norm: torch.Tensor = super()._constant_buffered_norm2(input, buffer_size)
             self._finite = self._finite and bool(torch.isfinite(norm))
             return norm
-        value, finite = _C.gradient_norm(
-            input.data_ptr(), input.numel(), DTYPES[input.dtype], torch.get_num_threads()
-        )
-        self._finite = self._finite and finite
-        return torch.tensor(value, dtype=torch.float32)
+        return self._norm(sum_of_squares(input))
+
+    def _norm(self, sum_of_squares: float) -> torch.Tensor:
+        self._finite = self._finite and math.isfinite(sum_of_squares)
+        return torch.tensor(math.sqrt(sum_of_squares), dtype=torch.float32)
 
     def has_overflow(self, partition_gradients: bool = True) -> bool:
         """Whether any rank met a gradient that is not finite; seen already while the norms were computed."""
-        if self._adam is None or not partition_gradients:
+        if self._streamed_step is None or not partition_gradients:
             return bool(super().has_overflow(partition_gradients))
         device = get_accelerator().current_device_name()
         overflow = torch.tensor([not self._finite], dtype=torch.uint8, device=device)
@@ -126,14 +210,21 @@ class StreamedZeroOptimizer(OffloadZeroOptimizer):
         self._model_parallel_all_reduce(tensor=overflow, op=comm.ReduceOp.MAX)
         return bool(overflow.item())
 
+    def _zero_missing_gradients(self) -> None:
+        if self._stored is not None:
+            self.optimizer_swapper.stored_gradients.flush()  # before anything counts this step
+        super()._zero_missing_gradients()
+
     def _fills_in_zeros(self, index: int) -> bool:
-        return self._swappable_optimizer_subgroup(index) and not self._streamed(index)
+        if self._streamed(index):
+            return self._stored is not None
+        return super()._fills_in_zeros(index)
 
     def _end_window(self) -> None:
         super()._end_window()
         self._finite = True
-        if self._adam is not None:
-            self._adam.set_gradients.clear()
+        if self._gradients is not None:
+            self._gradients.end_window()
 
     # -- the step
 
@@ -152,12 +243,11 @@ class StreamedZeroOptimizer(OffloadZeroOptimizer):
         self._grad_scale = float(1.0 / combined_scale)
 
     def _optimizer_step(self, sub_group_id: int) -> None:
-        if self._adam is None or not self._streamed(sub_group_id):
+        if self._streamed_step is None or not self._streamed(sub_group_id):
             super()._optimizer_step(sub_group_id)
             return
-        if not self.optimizer_swapper.stream.active:
-            self.optimizer_swapper.start_pass()
-        self._adam.step_group(sub_group_id, self._grad_scale)
+        self._start_pass()
+        self._streamed_step.step_group(sub_group_id, self._grad_scale)
 
     def _reassign_or_swap_out_partitioned_parameters(self, sub_group_id: int) -> None:
         if not self._streamed(sub_group_id):
@@ -171,12 +261,12 @@ class StreamedZeroOptimizer(OffloadZeroOptimizer):
         try:
             super().step(closure)
         except BaseException as failure:
-            if self._adam is not None:
+            if self._streamed_step is not None:
                 self.optimizer_swapper.stream.abandon(failure)
             raise
 
     def _post_step(self, timer_names: set[str]) -> None:
-        if self._adam is not None and self.params_in_nvme_and_cpu:
+        if self._streamed_step is not None and self.params_in_nvme_and_cpu:
             self.optimizer_swapper.stream.finish()  # what comes next reads the parameters
         super()._post_step(timer_names)
 
@@ -190,11 +280,11 @@ class StreamedZeroOptimizer(OffloadZeroOptimizer):
         self, param: Any, release_swap_buffers: bool
     ) -> tuple[torch.Tensor, int]:
         index, _, _ = self.grad_position[self.get_param_id(param)]
-        if self._adam is None or not self._streamed(index):
+        if self._gradients is None or not self._streamed(index):
             return super()._get_fp32_grad_state_partition(param, release_swap_buffers)
-        values = self._adam.gradient_of(param)
+        values = self._gradients.of(param)
         if not release_swap_buffers:
-            self._adam.set_gradients[param.ds_id] = values  # the caller writes into it
+            self._gradients.set_by_user[param.ds_id] = values  # the caller writes into it
         return values, index
 
     def _writeback_swap_state(self, sub_group_id: int, write_opt_state: bool, write_gradients: bool) -> None:
@@ -202,11 +292,17 @@ class StreamedZeroOptimizer(OffloadZeroOptimizer):
             super()._writeback_swap_state(sub_group_id, write_opt_state, write_gradients)
 
     def update_fp32_grad_for_param_vectorized(self, update_func: Any, param_list: list[Any]) -> None:
-        if self._adam is None:
+        if self._streamed_step is None:
             super().update_fp32_grad_for_param_vectorized(update_func, param_list)
             return
         for param in (param for param in param_list if param.requires_grad):
             self.set_fp32_grad_for_param(update_func(self.get_fp32_grad_for_param(param), param), param)
+
+    def unread_state(self, index: int) -> dict[str, torch.Tensor]:
+        if self._streamed_step is None:
+            return {}
+        zeros = torch.zeros(1).expand(int(self.fp16_partitioned_groups_flat_numel[index]))  # 4 bytes in all
+        return dict.fromkeys(self._streamed_step.rule.unread_names, zeros)
 
     def partition_places(self, index: int) -> list[tuple[Any, tuple[int, int]]]:
         """A sub-group's parameters, each with offset and number of elements of its partition."""

@@ -28,7 +28,7 @@ def with_swapped_state(optimizer: "OffloadZeroOptimizer", state_dict: dict[str, 
             mapped = {name: mapped_tensor(extent, dtype) for name, (extent, dtype) in swapped.items()}
             flat_groups[index] = mapped.pop(MASTER)
             if position in packed:
-                packed[position] = {**packed[position], **mapped}
+                packed[position] = {**packed[position], **mapped, **optimizer.unread_state(index)}
     finally:
         optimizer.optimizer_swapper.drop_exports()  # what is mapped stays
     return {**state_dict, "fp32_flat_groups": flat_groups}
@@ -52,10 +52,13 @@ def load_sub_group(optimizer: "OffloadZeroOptimizer", index: int, saved: torch.T
     tensors = {name: value for name, value in state.items() if torch.is_tensor(value)}
     writes_model = False
     if optimizer._swappable_optimizer_subgroup(index):
+        swapper = optimizer.optimizer_swapper
         flat_state = {name: value for name, value in tensors.items() if value.numel() == expected}
-        optimizer.optimizer_swapper.replace_state(fp32, {MASTER: saved, **flat_state})
-        writes_model = optimizer.optimizer_swapper.writes_model
         tensors = {name: value for name, value in tensors.items() if name not in flat_state}
+        for name in [name for name in flat_state if not swapper.keeps(name)]:
+            del state[name], flat_state[name]
+        swapper.replace_state(fp32, {MASTER: saved, **flat_state})
+        writes_model = swapper.writes_model
     else:
         fp32.data.copy_(saved)
     state.update({name: value.clone() for name, value in tensors.items()})

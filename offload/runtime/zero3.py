@@ -1,6 +1,7 @@
 """ZeRO-3's optimizer with our swappers inside."""
 
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,12 +33,16 @@ class OffloadZeroOptimizer(StateAccess):
         self, module: Any, init_optimizer: Any, param_names: Any, timers: Any, ds_config: Any, **settings: Any
     ) -> None:
         self._swap_config = read_config(ds_config, probe_storage=False)
-        half = settings.get("bf16_master_weights_and_gradients") or settings.get(
-            "fp16_master_weights_and_gradients"
-        )
         if self._swap_config.uses_nvme:
-            swaps_gradients = self._swaps_gradients(init_optimizer, bool(half))
-            check_room(self._swap_config, module, init_optimizer, 2 if half else 4, swaps_gradients)
+            half = settings.get("bf16_master_weights_and_gradients") or settings.get(
+                "fp16_master_weights_and_gradients"
+            )
+            gradient_nbytes = self._stored_gradient_nbytes(
+                init_optimizer,
+                torch.float32 if not half else torch.bfloat16,
+                settings["gradient_accumulation_dtype"],
+            )
+            check_room(self._swap_config, module, init_optimizer, 2 if half else 4, gradient_nbytes)
             torch.distributed.barrier()
         self._in_window = False
         self._handed_over: set[int] = set()
@@ -57,9 +62,11 @@ class OffloadZeroOptimizer(StateAccess):
 
     # -- building and closing
 
-    def _swaps_gradients(self, optimizer: Any, half_masters: bool) -> bool:
-        """Whether gradients will take room on the drive."""
-        return True
+    def _stored_gradient_nbytes(
+        self, optimizer: Any, master_dtype: torch.dtype, gradient_dtype: torch.dtype
+    ) -> int:
+        """Bytes per weight of gradients that go to the drive."""
+        return gradient_dtype.itemsize
 
     def _configure_tensor_swapping(self, offload_optimizer_config: Any, aio_config: Any) -> None:
         section = self._swap_config.offload_optimizer
@@ -101,15 +108,19 @@ class OffloadZeroOptimizer(StateAccess):
         return partitions[param.ds_id]
 
     def partition_grads(self, params_to_release: list[Any], grad_partitions: list[torch.Tensor]) -> Any:
-        if not self._in_window:
-            self._in_window = True
-            if self.swap_optimizer:
-                self.optimizer_swapper.begin_gradient_window()
+        self._begin_window()
         if self.micro_step_id > 0:
             for param in params_to_release:
-                if param.ds_id not in self._offload_boundary_param_ids:
+                if not self.has_gradient(param):
                     self.grad_partition(param).zero_()  # it is added to; what is there is an older step's
         return super().partition_grads(params_to_release, grad_partitions)
+
+    def _begin_window(self) -> None:
+        if self._in_window:
+            return
+        self._in_window = True
+        if self.swap_optimizer:
+            self.optimizer_swapper.begin_gradient_window()
 
     def _offload_grad_partition_at_boundary(
         self, param: Any, grad_buffer: torch.Tensor, gradients: dict[int, Any], offsets: dict[int, Any]
@@ -128,12 +139,16 @@ class OffloadZeroOptimizer(StateAccess):
         if self.offload_optimizer and self.is_gradient_accumulation_boundary():
             self._hand_over_leftovers()
 
+    def has_gradient(self, param: Any) -> bool:
+        """Whether the parameter got a gradient in this accumulation window."""
+        return param.ds_id in self._offload_boundary_param_ids
+
     def _hand_over_leftovers(self) -> None:
         """Parameters that got gradients in this window, but none in its last micro-batch."""
         gradients: dict[int, Any] = {}
         offsets: dict[int, Any] = {}
         for param in (param for group in self.fp16_groups for param in group):
-            if param.ds_id in self._offload_boundary_param_ids and param.ds_id not in self._handed_over:
+            if self.has_gradient(param) and param.ds_id not in self._handed_over:
                 self._offload_grad_partition_at_boundary(
                     param, self.grad_partition(param), gradients, offsets
                 )
@@ -141,7 +156,7 @@ class OffloadZeroOptimizer(StateAccess):
 
     def clear_backward_seen_flag(self) -> None:
         """DeepSpeed calls this before every forward; one that follows a failed backward starts afresh."""
-        if any(bucket.params for bucket in self.ipg_buckets.values()):
+        if self._backward_active_depth or any(bucket.params for bucket in self.ipg_buckets.values()):
             self._abandon_backward()
         super().clear_backward_seen_flag()
 
@@ -170,7 +185,7 @@ class OffloadZeroOptimizer(StateAccess):
                 self.fp32_partitioned_groups_flat[index].grad.narrow(0, offset, numel).zero_()
 
     def _fills_in_zeros(self, index: int) -> bool:
-        """Whether the sub-group's swapper knows which gradients are missing."""
+        """Whether a sub-group's missing gradients are made zero by whoever reads them."""
         return bool(self._swappable_optimizer_subgroup(index))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -212,6 +227,10 @@ class OffloadZeroOptimizer(StateAccess):
             )
         return nbytes
 
+    def unread_state(self, index: int) -> dict[str, torch.Tensor]:
+        """State of a swapped sub-group that only checkpoints hold: DeepSpeed's tools look for it."""
+        return {}
+
     def _rigid_state_dict(self) -> dict[str, Any]:
         state_dict: dict[str, Any] = super()._rigid_state_dict()
         return with_swapped_state(self, state_dict) if self.swap_optimizer else state_dict
@@ -233,7 +252,40 @@ class OffloadZeroOptimizer(StateAccess):
         self._partition_all_parameters()
         for index, saved in enumerate(saved_groups):
             load_sub_group(self, index, saved.detach())
-        self._end_window()
+        self._pre_step()  # a window that had begun is not gone on with
+        self._abandon_backward()
+
+    def load_hp_checkpoint_state_from_checkpoint_dir_stage3(self, checkpoint_dir: str) -> None:
+        """Load a universal checkpoint, from whatever number of ranks, one sub-group after the other."""
+        folder = Path(checkpoint_dir) / "zero"
+        saved = torch.load(folder / "optimizer_state.pt", weights_only=False)
+        self._load_global_state_stage3(saved)
+        packed = saved["optimizer_state_dict"]
+        settings = {name: value for name, value in packed["param_groups"][0].items() if name != "params"}
+        for group in self.optimizer.param_groups:
+            group.update(settings)  # as DeepSpeed does: the file has those of one rank's first group
+        self._partition_all_parameters()
+        for index, params in enumerate(self.fp16_groups):
+            flat = {
+                key: torch.cat([self._universal_partition(folder, param, key) for param in params])
+                for key in ("fp32", "exp_avg", "exp_avg_sq")
+            }
+            master = flat.pop("fp32")
+            state = self.optimizer.state[self.fp32_partitioned_groups_flat[index]]
+            state.update(flat, step=packed["state"][0]["step"])
+            load_sub_group(self, index, master)
+        self._pre_step()
+        self._abandon_backward()
+
+    def _universal_partition(self, folder: Path, param: Any, key: str) -> torch.Tensor:
+        name = self.param_names[param]
+        try:
+            values: torch.Tensor = self.load_hp_checkpoint_state(str(folder / name), key, param=param)
+        except FileNotFoundError as error:
+            raise OffloadError(
+                f"the universal checkpoint has no {key} of {name}: no {error.filename}"
+            ) from error
+        return values.to(torch.float32)
 
     def _restore_from_bit16_weights(self) -> None:
         for index in range(len(self.fp16_groups)):

@@ -81,7 +81,7 @@ class EncodedOptimizerSwapper(StreamedOptimizerSwapper):
         """
         group = self.swap_params_info[self.parameter_id(parameter)]
         self._settle(group)
-        present = [name for name in self.format.names if name == MASTER or name in self._state_of(group)]
+        present = self._present(group)
         extents = {
             name: group.swapped[name].extent if self.format.is_plain(name) else self._new_export(group, name)
             for name in present
@@ -115,8 +115,8 @@ class EncodedOptimizerSwapper(StreamedOptimizerSwapper):
         self._save_cached(group)
         self._discard(group)
         self._reserve(group)
-        state = self._state_of(group)
-        gone = [name for name in self.format.names if name not in (MASTER, *sources, *state)]
+        kept = {*sources, *self._present(group)}
+        gone = [name for name in self.format.names if name not in kept]
 
         def compute(chunk: Chunk, slot: Slot) -> Sequence[tuple[str, Ticket]]:
             transfers: list[tuple[str, Ticket]] = []
@@ -135,17 +135,6 @@ class EncodedOptimizerSwapper(StreamedOptimizerSwapper):
         with suppress(OSError):  # the folder goes too
             self.drop_exports()
         super().close()
-
-    def _known(self, parameter: Any, name: str) -> SubGroup:
-        """The sub-group of a tensor that exists; KeyError when the optimizer has none (yet)."""
-        group = self.swap_params_info[self.parameter_id(parameter)]
-        if name != MASTER and name not in self._state_of(group):
-            raise KeyError(name)
-        return group
-
-    def _state_of(self, group: SubGroup) -> Mapping[str, Any]:
-        state: Mapping[str, Any] = self.optimizer.state.get(group.parameter, {})
-        return state
 
     def _columns_of(self, names: Sequence[str]) -> list[Column]:
         return [column for name in names for column in self.format.columns_of(name)]

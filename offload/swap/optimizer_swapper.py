@@ -187,6 +187,10 @@ class OptimizerSwapper:
         finally:
             self.release_swap_buffers(parameter)
 
+    def keeps(self, name: str) -> bool:
+        """Whether the optimizer has a use for a state tensor of that name, should a checkpoint hold one."""
+        return True
+
     def read_state(self, parameter: Any, name: str, offset: int, numel: int) -> torch.Tensor:
         """A copy of `numel` values from `offset` on of a swapped-out sub-group's tensor.
 

@@ -32,6 +32,8 @@ class Slot:
 
     own: dict[Column, SwapBuffer]
     out: SwapBuffer
+    gradient: SwapBuffer | None = None
+    gradient_read: bool = False
     cached: Cached | None = None
     chunk: Chunk | None = None
     reading: list[tuple[str, Ticket]] = field(default_factory=list)
@@ -50,6 +52,12 @@ class Slot:
     def out_view(self, dtype: torch.dtype) -> torch.Tensor:
         """Room for the chunk's model parameters."""
         return self.out.view(self._chunk().numel, dtype)
+
+    def gradient_view(self, dtype: torch.dtype) -> torch.Tensor:
+        """The chunk's gradient, where that is read from storage."""
+        if self.gradient is None:
+            raise ValueError("gradients are not on storage")
+        return self.gradient.view(self._chunk().numel, dtype)
 
     def written(self) -> bool:
         return all(ticket.done() for _, ticket in self.writing)
@@ -78,6 +86,7 @@ class Stream:
         read_model: starts reading a chunk's model parameters, where they too lie on storage and the columns
             mean nothing without them.
         cache: chunks that stay in memory from step to step.
+        gradient_dtype: of gradients that lie on storage, for `run` to read with each chunk.
     """
 
     def __init__(
@@ -88,6 +97,7 @@ class Stream:
         out_itemsize: int,
         read_model: ReadModel | None = None,
         cache: HostCache | None = None,
+        gradient_dtype: torch.dtype | None = None,
     ) -> None:
         self._handle = handle
         self._cache = cache or HostCache(0, columns)
@@ -95,15 +105,24 @@ class Stream:
         self._read_model = read_model
         self._written = frozenset(self._columns)
         self._replacing = False
-        self.chunk_numel, count = ring_shape(manager.budget_nbytes, self._columns, out_itemsize)
+        self._gradient_dtype = gradient_dtype
+        gradient_itemsize = gradient_dtype.itemsize if gradient_dtype is not None else 0
+        self.chunk_numel, count = ring_shape(
+            manager.budget_nbytes, self._columns, out_itemsize + gradient_itemsize
+        )
         self._free: deque[Slot] = deque()
         for _ in range(count):
             lent = [manager.lend(column.nbytes(self.chunk_numel), grow=True) for column in self._columns]
             out = manager.lend(self.chunk_numel * out_itemsize, grow=True)
+            gradient = None
+            if gradient_itemsize:
+                gradient = manager.lend(self.chunk_numel * gradient_itemsize, grow=True)
             buffers = {column: buffer for column, buffer in zip(self._columns, lent, strict=True) if buffer}
             if out is None or len(buffers) < len(self._columns):
                 raise MemoryError(f"no memory for {count} chunks of {self.chunk_numel} elements")
-            self._free.append(Slot(buffers, out))
+            self._free.append(Slot(buffers, out, gradient))
+        self.gradient_buffers = [slot.gradient for slot in self._free if slot.gradient is not None]
+        """Each slot's room for gradients: idle but for `run`."""
         self._reading: deque[Slot] = deque()
         self._writing: deque[Slot] = deque()
         self._ahead: Iterator[Chunk] = iter(())
@@ -134,7 +153,7 @@ class Stream:
         """
         try:
             for expected in self.chunks(group):
-                self._step_chunk(expected, compute)
+                self._step_chunk(expected, compute, with_gradient=self._gradient_dtype is not None)
         except BaseException as failure:
             self.abandon(failure)
             raise
@@ -228,11 +247,14 @@ class Stream:
             self._cache.close()
             while self._free:
                 slot = self._free.popleft()
-                for buffer in [*slot.own.values(), slot.out]:
-                    buffer.release()
+                for buffer in [*slot.own.values(), slot.out, slot.gradient]:
+                    if buffer is not None:
+                        buffer.release()
 
-    def _step_chunk(self, expected: Chunk, compute: Compute) -> None:
+    def _step_chunk(self, expected: Chunk, compute: Compute, *, with_gradient: bool = False) -> None:
         self._read_ahead()
+        if with_gradient:
+            self._read_gradients()
         if self._reading[0].chunk != expected:
             raise ValueError(f"the pass is at {self._reading[0].chunk}, not at {expected}")
         slot = self._finish_read()
@@ -248,11 +270,27 @@ class Stream:
                 return
             self._free.remove(slot)
             self._reading.append(slot)
+            slot.gradient_read = False
             try:
                 self._read(slot, chunk)
             except BaseException as failure:
                 self.abandon(failure)  # nothing may be computed on what was not read
                 raise
+
+    def _read_gradients(self) -> None:
+        """For the chunks read ahead; not before the step, because until then gradients are on their way."""
+        for slot in self._reading:
+            if slot.gradient_read or slot.chunk is None or self._gradient_dtype is None:
+                continue
+            group, itemsize = slot.chunk.group, self._gradient_dtype.itemsize
+            extent = group.gradient_extent(0, group.numel, self._gradient_dtype)
+            values = slot.gradient_view(self._gradient_dtype)
+            what = f"reading {extent.key}"
+            with naming(what):
+                ticket = self._handle.read(values, extent.path, extent.offset + slot.chunk.start * itemsize)
+            slot.reading.append((what, ticket))
+            slot.gradient_read = True
+            METER.read("gradients", values.nbytes)
 
     def _finish_read(self) -> Slot:
         """Wait for the oldest read; from then on its slot is among those whose writes are waited for."""

@@ -1,6 +1,6 @@
 """The optimizer swapper for elementwise optimizers: the step runs on chunks, in constant memory."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -12,7 +12,9 @@ from offload.swap.buffers import SwapBufferManager
 from offload.swap.chunk import Chunk
 from offload.swap.formats import StateFormat
 from offload.swap.host_cache import HostCache
+from offload.swap.layout import Extent
 from offload.swap.partitioned_optimizer_swapper import PartitionedOptimizerSwapper
+from offload.swap.stored_gradients import StoredGradients
 from offload.swap.stream import Compute, Slot, Stream
 from offload.swap.sub_group import MASTER, SubGroup
 from offload.swap.transfers import placeholder
@@ -45,6 +47,7 @@ class StreamedOptimizerSwapper(PartitionedOptimizerSwapper):
         cache_bytes: memory beside that, for state that is then neither read nor written.
         model_itemsize: bytes of one model parameter.
         model: the model parameters, for a format that builds on them.
+        gradient_dtype: of gradients that go to storage; None when they stay in host memory.
         others: as `PartitionedOptimizerSwapper`.
     """
 
@@ -56,8 +59,10 @@ class StreamedOptimizerSwapper(PartitionedOptimizerSwapper):
         cache_bytes: int = 0,
         model_itemsize: int,
         model: ModelParameters | None = None,
+        gradient_dtype: torch.dtype | None = None,
         **others: Any,
     ) -> None:
+        self._gradient_dtype = gradient_dtype
         self._buffer_bytes = buffer_bytes
         self.format = state_format
         super().__init__(**others)
@@ -68,7 +73,13 @@ class StreamedOptimizerSwapper(PartitionedOptimizerSwapper):
             model_itemsize,
             model.read if model is not None else None,
             HostCache(cache_bytes, state_format.columns),
+            gradient_dtype,
         )
+        self.stored_gradients: StoredGradients | None = None
+        if gradient_dtype is not None:
+            self.stored_gradients = StoredGradients(
+                self.aio_handle, self.stream.gradient_buffers, gradient_dtype
+            )
 
     def _make_manager(self) -> SwapBufferManager:
         return SwapBufferManager(
@@ -80,19 +91,46 @@ class StreamedOptimizerSwapper(PartitionedOptimizerSwapper):
             key="offload.buffer_bytes",
         )
 
+    def begin_gradient_window(self) -> None:
+        super().begin_gradient_window()
+        if self.stored_gradients is not None:
+            self.stream.cancel()  # a pass that failed may still read gradients
+            self.stored_gradients.begin_window()
+
+    def put_gradient(self, parameter: Any, offset: int, gradient: torch.Tensor, *, add: bool) -> float:
+        """As `StoredGradients.put`, for the sub-group of `parameter`."""
+        return self._stored().put(
+            self.swap_params_info[self.parameter_id(parameter)], offset, gradient, add=add
+        )
+
+    def read_gradient(self, parameter: Any, offset: int, numel: int) -> torch.Tensor:
+        """As `StoredGradients.read`, for the sub-group of `parameter`."""
+        return self._stored().read(self.swap_params_info[self.parameter_id(parameter)], offset, numel)
+
     def start_pass(self) -> None:
         """Start reading the first chunks; the gradients may still be on their way."""
         self.stream.start(list(self.swap_params_info.values()))
 
-    def step_group(self, parameter: Any, compute: Compute) -> None:
-        """Step the next sub-group of the pass chunk by chunk.
+    def step_group(self, parameter: Any, names: Iterable[str], compute: Compute) -> None:
+        """Step the next sub-group of the pass chunk by chunk; `names` are the state tensors it has then.
 
         Raises:
             OffloadIOError: naming the tensor.
         """
         group = self.swap_params_info[self.parameter_id(parameter)]
-        self._create_state(group)
+        self._create_state(group, names)
+        if self.stored_gradients is not None:
+            self.stored_gradients.flush()
         self.stream.run(group, compute)
+
+    def keeps(self, name: str) -> bool:
+        return name in self.format.names
+
+    def swapped_state(self, parameter: Any) -> Mapping[str, tuple[Extent, torch.dtype]]:
+        """As the base class, without the room that is reserved for state to come."""
+        everything = super().swapped_state(parameter)
+        present = self._present(self.swap_params_info[self.parameter_id(parameter)])
+        return {name: everything[name] for name in present}
 
     def purge_state(self) -> None:
         for group in self.swap_params_info.values():
@@ -105,9 +143,27 @@ class StreamedOptimizerSwapper(PartitionedOptimizerSwapper):
 
     def close(self) -> None:
         try:
+            if self.stored_gradients is not None:
+                self.stored_gradients.begin_window()
             self.stream.close()
         finally:
             super().close()
+
+    def _present(self, group: SubGroup) -> list[str]:
+        """The tensors that exist by now, master weights first."""
+        state = self.optimizer.state.get(group.parameter, {})
+        return [name for name in self.format.names if name == MASTER or state.get(name) is not None]
+
+    def _place(self, parameter: Any, name: str, offset: int, numel: int) -> tuple[SubGroup, Extent]:
+        self._known(parameter, name)
+        return super()._place(parameter, name, offset, numel)
+
+    def _known(self, parameter: Any, name: str) -> SubGroup:
+        """The sub-group of a tensor that exists; KeyError when the optimizer has none (yet)."""
+        group = self.swap_params_info[self.parameter_id(parameter)]
+        if name not in self._present(group):
+            raise KeyError(name)
+        return group
 
     def _save_cached(self, group: SubGroup) -> None:
         """Bring to storage what only the cache has: a part of the sub-group is replaced, the rest stays."""
@@ -139,11 +195,18 @@ class StreamedOptimizerSwapper(PartitionedOptimizerSwapper):
     def _reserve(self, group: SubGroup) -> None:
         for column in self.format.columns:
             group.swapped_tensor(column.name, column.dtype, column.nbytes(group.numel))
+        if self._gradient_dtype is not None:
+            group.gradient_extent(0, group.numel, self._gradient_dtype)
 
-    def _create_state(self, group: SubGroup) -> None:
+    def _stored(self) -> StoredGradients:
+        if self.stored_gradients is None:
+            raise ValueError("gradients stay in host memory")
+        return self.stored_gradients
+
+    def _create_state(self, group: SubGroup, names: Iterable[str]) -> None:
         """Make place for state that does not exist yet; its first values are written by the step itself."""
         self._reserve(group)
         state = self.optimizer.state[group.parameter]
-        for name in self.format.names:
-            if name != MASTER and name not in state:
+        for name in names:
+            if state.get(name) is None:
                 state[name] = placeholder(self.dtype)

@@ -71,9 +71,12 @@ def combinations() -> Iterator[Case]:
             yield Case(*place, *numbers)
     for numbers, ways in _BY_SUB_GROUP.items():
         for place, pipeline in ways:
-            yield Case(*place, *numbers, pipeline, adam="torch")
+            yield Case(*place, *numbers, pipeline, algorithm="torch Adam")
     for numbers in _WITHOUT_OPTIMIZER_OFFLOAD:
-        yield Case(*_NO_OPTIMIZER_OFFLOAD, *numbers, adam="torch")
+        yield Case(*_NO_OPTIMIZER_OFFLOAD, *numbers, algorithm="torch Adam")
+    for algorithm in ("CPU Lion", "CPU Adagrad", "torch SGD"):
+        yield Case(*_OPTIMIZER_ON_NVME, "bf16", 4, True, algorithm=algorithm)
+        yield Case(*_BOTH_ON_NVME, "fp32", algorithm=algorithm)
     elsewhere = {case.feature for case in CASES_ELSEWHERE}
     for feature in FEATURES:
         if feature not in elsewhere | {"plain"}:
@@ -88,4 +91,4 @@ def _with_feature(feature: str) -> Iterator[Case]:
     if feature in _FEATURES_WITH_THEIR_OWN_GRADIENTS:
         yield replace(case, params="memory", dtype="fp32")
         yield replace(case, optimizer="cpu", dtype="fp32")
-        yield replace(case, params="memory", pipeline="both", adam="torch", dtype="fp32")
+        yield replace(case, params="memory", pipeline="both", algorithm="torch Adam", dtype="fp32")

@@ -30,7 +30,7 @@ def assert_swapped(case: Case, written_before: dict[str, int]) -> None:
     moved = {kind for kind in written if written[kind] > written_before[kind]}
     expected = {"parameters"} if case.params == "nvme" else set()
     expected |= {"optimizer"} if case.optimizer == "nvme" else set()
-    expected |= {"gradients"} if case.optimizer == "nvme" and case.adam == "torch" else set()
+    expected |= {"gradients"} if case.optimizer == "nvme" and case.algorithm == "torch Adam" else set()
     assert moved == expected
 
 

@@ -23,16 +23,16 @@ _HEAD = f"""# Parity
 Made by `tests/integration`, not typed: every row is a training run that the tests compared. After a run of
 all tests, `{WRITE}` renders this page from its results.
 
-- **As CPU offload**: losses, weights (16 bit and fp32), both moments and all counters are equal, bit for
+- **As CPU offload**: losses, weights (16 bit and fp32), all moments and all counters are equal, bit for
   bit, to the same training with nothing on NVMe and this package enabled.
 - **As stock**: losses and weights are those of DeepSpeed's own CPU offload within float32 rounding; in bf16
   and fp16 within what rounding the weights to 16 bit makes of that after six steps.
 - **Exact resume**: saved, loaded into an engine with other first weights, equal bit for bit right after the
   load and after three more steps.
 
-The state of DeepSpeed's Adam streams through a few chunks when it is on NVMe; torch's moves by sub-groups.
+State on NVMe streams through a few chunks; only that of torch's Adam moves by sub-groups.
 
-| Parameters | Optimizer | Precision | Accumulation | Clipping | Pipeline | What | Adam | Ranks \
+| Parameters | Optimizer | Precision | Accumulation | Clipping | Pipeline | What | Algorithm | Ranks \
 | As CPU offload | As stock | Exact resume |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 """
@@ -57,7 +57,7 @@ def line(case: Case, answers: Answers) -> str:
         "on" if case.clipping else "off",
         case.pipeline,
         case.feature,
-        case.adam,
+        case.algorithm,
         case.ranks,
     )
     cells = [*settings, *(_cell(answer) for answer in astuple(answers))]

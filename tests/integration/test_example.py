@@ -16,12 +16,14 @@ SCRIPT = REPOSITORY / "examples/train_lm.py"
 SHORT = ("--sequence-length=32", "--steps=12", "--steps-after=3")
 
 
-def start(work_folder: Path, *flags: str, launcher: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+def start(
+    work_folder: Path, *flags: str, launcher: tuple[str, ...] = (), script: Path = SCRIPT
+) -> subprocess.Popen[str]:
     """Start the script in its own folder; the variables of a launcher around pytest are not for it."""
     foreign = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     environment = {name: value for name, value in os.environ.items() if name not in foreign}
     environment |= {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    command = [sys.executable, *launcher, str(SCRIPT), *flags]
+    command = [sys.executable, *launcher, str(script), *flags]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(command, cwd=work_folder, env=environment, text=True, **pipes)
 
@@ -95,6 +97,18 @@ def test_two_ranks_under_a_launcher_resume_exactly(tmp_path):
     done = run(tmp_path, "--parameters=300K", *SHORT, launcher=launcher)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("yes") == 4
+
+
+def test_a_model_larger_than_memory_trains_in_little_of_it(tmp_path):
+    """At a size that a test can afford: what grows with the model lies on the drive."""
+    script = REPOSITORY / "examples/larger_than_memory.py"
+    process = start(tmp_path, "--hidden=512", "--layers=4", "--sequence-length=8", script=script)
+    output, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, output + errors
+    assert "45,421,056 parameters" in output
+    moved = re.search(r"step 3: loss [\d.]+, .* ([\d.]+) GB moved, peak resident memory [\d.]+ GiB", output)
+    assert float(moved[1]) > 0.045 * 15
+    assert list((tmp_path / "runs/swap").rglob("*")) == []
 
 
 @pytest.mark.parametrize(

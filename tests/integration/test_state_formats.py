@@ -174,7 +174,7 @@ def test_eight_bits_train_as_well(swap_dir):
     [
         (Case(dtype="fp16"), "a float16 parameter is not the upper half"),
         (Case(dtype="fp32"), "a float32 parameter is not the upper half"),
-        (Case(adam="torch"), "has no streamed kernel"),
+        (Case(algorithm="torch Adam"), "has no streamed kernel"),
     ],
 )
 def test_formats_that_cannot_be_kept_are_refused(swap_dir, case, reason):

@@ -10,13 +10,14 @@ from tests.integration.ranks import run_ranks
 from tests.integration.training import Case, resume, stock_deepspeed, train
 
 OTHERS = (
-    Case("nvme", "nvme", "fp32", clipping=True, pipeline="both", adam="torch", ranks=2),
+    Case("nvme", "nvme", "fp32", clipping=True, pipeline="both", algorithm="torch Adam", ranks=2),
     Case("nvme", "nvme", "fp16", ranks=2),
     Case("nvme", "nvme", feature="state set by user (full)", ranks=2),
     Case("nvme", "nvme", feature="state set by user (local)", ranks=2),
     Case("nvme", "nvme", clipping=True, feature="gradient set by user (local)", ranks=2),
     Case("nvme", "nvme", accumulation=4, feature="used in some micro-batches", ranks=2),
     Case("nvme", "nvme", feature="frozen parameters", ranks=2),
+    Case("nvme", "nvme", accumulation=2, clipping=True, algorithm="torch SGD", ranks=2),
 )
 
 
@@ -30,6 +31,23 @@ def test_two_ranks_train_and_resume_as_in_memory(found, swap_dir, checkpoint_dir
 
 def test_two_ranks_train_as_in_memory_however_they_are_used(swap_dir):
     assert run_ranks(2, _compare_others, swap_dir) == [{str(case): [] for case in OTHERS}] * 2
+
+
+def test_two_ranks_resume_exactly_in_every_format(swap_dir, checkpoint_dir):
+    expected = {"split": [], "8bit": []}
+    assert run_ranks(2, _resume_in_formats, swap_dir, checkpoint_dir) == [expected] * 2
+
+
+def _resume_in_formats(swap_dir, checkpoint_dir):
+    return {name: _resume_in(name, swap_dir, checkpoint_dir / name) for name in ("split", "8bit")}
+
+
+def _resume_in(name, swap_dir, checkpoint_dir):
+    section = {"offload": {"state_format": name}}
+    run = train(TWO_RANKS, swap_dir, checkpoint_dir, **section)
+    again = resume(TWO_RANKS, swap_dir, checkpoint_dir, **section)
+    assert run.losses[-len(again.losses) :] == again.losses
+    return differences(run.at_save, again.at_save) + differences(run.at_end, again.at_end)
 
 
 def _train_and_compare(swap_dir, checkpoint_dir):

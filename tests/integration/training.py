@@ -18,6 +18,20 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 BEFORE_SAVE = range(3)
 AFTER_SAVE = range(3, 6)
 
+ALGORITHMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "CPU Adam": ("Adam", {}),
+    "torch Adam": ("Adam", {"torch_adam": True}),
+    "CPU Lion": ("Lion", {}),
+    "CPU Adagrad": ("Adagrad", {}),
+    "torch SGD": ("SGD", {"momentum": 0.9, "dampening": 0.1}),
+}
+STATE_NAMES = {
+    "DeepSpeedCPULion": ("exp_avg",),
+    "DeepSpeedCPUAdagrad": ("exp_avg_sq",),
+    "SGD": ("momentum_buffer",),
+}
+"""What a step reads and writes of an optimizer's state, where that is not what Adam has."""
+
 _PRECISION: dict[str, dict[str, Any]] = {
     "bf16": {"bf16": {"enabled": True}},
     "fp16": {"fp16": {"enabled": True, "initial_scale_power": 16, "hysteresis": 1, "loss_scale_window": 2}},
@@ -37,8 +51,8 @@ class Case:
     clipping: bool = False
     pipeline: str = "off"
     feature: str = "plain"
-    adam: str = "DeepSpeed"
-    """`torch` has no streamed step: its sub-groups move whole, and the pipeline flags count."""
+    algorithm: str = "CPU Adam"
+    """`torch Adam` has no streamed step: its sub-groups move whole, and the pipeline flags count."""
     ranks: int = 1
 
     @property
@@ -81,13 +95,13 @@ def config(case: Case, swap_dir: Path, **changes: Any) -> dict[str, Any]:
             "buffer_count": 5,
             "max_in_cpu": 0,
         }
-    adam = {"lr": 0.01, "weight_decay": 0.01, "torch_adam": case.adam == "torch"}
+    name, extra = ALGORITHMS[case.algorithm]
     warmup = {"warmup_min_lr": 0.002, "warmup_max_lr": 0.01, "warmup_num_steps": 8}
     return {
         "train_micro_batch_size_per_gpu": 4,
         "gradient_accumulation_steps": case.accumulation,
         "gradient_clipping": 0.05 if case.clipping else 0.0,
-        "optimizer": {"type": "Adam", "params": adam},
+        "optimizer": {"type": name, "params": {"lr": 0.01, "weight_decay": 0.01, **extra}},
         "scheduler": {"type": "WarmupLR", "params": warmup},
         "zero_optimization": zero,
         "aio": {"block_size": 1 << 20, "queue_depth": 8},
@@ -152,13 +166,15 @@ def advance(engine: Any, case: Case, steps: Iterable[int]) -> list[float]:
 
 def snapshot(engine: Any) -> dict[str, Any]:
     """A copy of all that training goes on from: weights, moments, counters, learning rate, loss scale."""
-    states = [values for values in engine.optimizer.optimizer.state.values() if values]
+    optimizer = engine.optimizer.optimizer
+    states = [values for values in optimizer.state.values() if values]
+    names = STATE_NAMES.get(type(optimizer).__name__, ("exp_avg", "exp_avg_sq"))
     state: dict[str, Any] = {
         "learning rate": engine.get_lr(),
         "scheduler": engine.lr_scheduler.state_dict(),
         "loss scale": engine.optimizer.loss_scale,
         "steps": (engine.global_steps, engine.skipped_steps),
-        "optimizer steps": sorted({int(values["step"]) for values in states}),
+        "optimizer steps": sorted({int(values.get("step", 0)) for values in states}),
     }
     for name, param in engine.module.named_parameters():
         with deepspeed.zero.GatheredParameters([param]):
@@ -166,7 +182,7 @@ def snapshot(engine: Any) -> dict[str, Any]:
         if not param.requires_grad:
             continue
         state[f"{name}, fp32"] = utils.safe_get_full_fp32_param(param).detach().clone()
-        for key in ("exp_avg", "exp_avg_sq") if states else ():
+        for key in names if states else ():
             state[f"{name}, {key}"] = utils.safe_get_full_optimizer_state(param, key).detach().clone()
     return state
 
@@ -180,9 +196,9 @@ class Run:
     at_end: dict[str, Any]
 
 
-def train(case: Case, swap_dir: Path, checkpoint_dir: Path | None = None) -> Run:
+def train(case: Case, swap_dir: Path, checkpoint_dir: Path | None = None, **changes: Any) -> Run:
     """Six steps from seed 0, with a checkpoint after three of them where a folder is given."""
-    with engine_for(case, swap_dir) as engine:
+    with engine_for(case, swap_dir, **changes) as engine:
         losses = advance(engine, case, BEFORE_SAVE)
         if checkpoint_dir is not None:
             engine.save_checkpoint(str(checkpoint_dir), tag="saved")
@@ -191,9 +207,9 @@ def train(case: Case, swap_dir: Path, checkpoint_dir: Path | None = None) -> Run
         return Run(losses, at_save, snapshot(engine))
 
 
-def resume(case: Case, swap_dir: Path, checkpoint_dir: Path) -> Run:
+def resume(case: Case, swap_dir: Path, checkpoint_dir: Path, **changes: Any) -> Run:
     """Load the checkpoint into an engine with other first weights, and train the last three steps."""
-    with engine_for(case, swap_dir, seed=5) as engine:
+    with engine_for(case, swap_dir, seed=5, **changes) as engine:
         engine.load_checkpoint(str(checkpoint_dir), tag="saved")
         at_save = snapshot(engine)
         losses = advance(engine, case, AFTER_SAVE)

@@ -61,9 +61,21 @@ def test_counts_are_deepspeeds(stock, tmp_path):
 def test_a_descriptor_of_an_open_file_is_taken(stock, tmp_path):
     descriptor = os.open(tmp_path / "x", os.O_WRONLY | os.O_CREAT | os.O_DIRECT, 0o600)
     assert stock.async_pwrite(DATA, descriptor, 0) == 0
-    assert stock.wait() == 1
+    assert stock.async_pwrite(buffer=DATA, fd=descriptor, file_offset=DATA.nbytes) == 0
+    assert stock.wait() == 2
     os.close(descriptor)
-    assert (tmp_path / "x").read_bytes() == DATA.numpy().tobytes()
+    assert (tmp_path / "x").read_bytes() == DATA.numpy().tobytes() * 2
+
+
+@pytest.mark.parametrize("target", [{}, {"filename": "x", "fd": 1}])
+def test_a_write_goes_to_a_name_or_to_a_descriptor(stock, target):
+    with pytest.raises(TypeError, match="either a filename or the descriptor"):
+        stock.async_pwrite(DATA, **target)
+
+
+def test_a_small_block_size_is_shown_as_it_was_given():
+    with pytest.warns(OffloadWarning, match="block_size 1024"), aio_handle(1024) as handle:
+        assert handle.get_block_size() == 1024
 
 
 def test_module_functions(tmp_path):

@@ -138,6 +138,48 @@ def test_sgd_equals_torch_within_float32_rounding(
     assert_close(ours, theirs)
 
 
+@settings(max_examples=50, deadline=None)
+@given(
+    lr=floats(1e-6, 0.1),
+    momentum=st.just(0.0) | st.floats(0.1, 0.99),
+    dampening=st.just(0.0) | st.floats(0.1, 0.9),
+    weight_decay=st.just(0.0) | st.floats(1e-5, 0.3),
+    nesterov=st.booleans(),
+    numel=st.sampled_from(NUMELS),
+)
+def test_sgd_has_the_bits_of_torch(lr, momentum, dampening, weight_decay, nesterov, numel):
+    if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
+        pytest.skip("without these torch rounds products before it adds them")
+    nesterov = nesterov and momentum > 0 and dampening == 0
+    options = {"lr": lr, "momentum": momentum, "dampening": dampening}
+    options |= {"weight_decay": weight_decay, "nesterov": nesterov}
+    ours = make_state(numel)
+    param = torch.nn.Parameter(ours.param.clone())
+    optimizer = torch.optim.SGD([param], **options)
+    for step in (1, 2, 3):
+        param.grad = torch.randn(numel, generator=torch.Generator().manual_seed(step))
+        ours.grad = param.grad.clone()
+        optimizer.step()
+        _C.sgd_step(_C.SgdOptions(**options), step, buffers(ours), 1, ISAS[-1])
+        assert torch.equal(ours.param, param.detach())
+        if momentum != 0:
+            assert torch.equal(ours.state, optimizer.state[param]["momentum_buffer"])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("state_dtype", [torch.float32, None], ids=["wide state", "narrow state"])
+@every_rule
+def test_16_bit_parameters_take_the_float32_step_and_are_rounded_once(rule, dtype, state_dtype):
+    start = start_of(make_state(75))
+    narrow = State(start.param.to(dtype), start.grad.to(dtype), start.state.to(state_dtype or dtype))
+    wide = State(*(tensor.to(torch.float32, copy=True) for tensor in vars(narrow).values()))
+    dtypes = {"param_dtype": DTYPES[dtype], "state_dtype": DTYPES[narrow.state.dtype]}
+    rule.run(wide)
+    rule.run(narrow, **dtypes)
+    assert torch.equal(narrow.param, wide.param.to(dtype))
+    assert torch.equal(narrow.state, wide.state.to(narrow.state.dtype))
+
+
 @settings(max_examples=100, deadline=None)
 @given(lr=floats(1e-6, 0.1), beta1=floats(0, 0.99), beta2=floats(0, 0.999), weight_decay=decay)
 def test_lion_is_the_formula_of_deepspeed(lr, beta1, beta2, weight_decay):
@@ -244,10 +286,14 @@ def test_hyper_parameters_out_of_range_are_refused(index, changes, message):
         rule.run(make_state(4))
 
 
-@pytest.mark.parametrize("extra", [{"state": 0}, {"param": 0}, {"grad": 0}, {"numel": -1}], ids=str)
+@pytest.mark.parametrize(
+    "extra",
+    [{"state": 0}, {"param": 0}, {"grad": 0}, {"numel": -1}, {"param_dtype": _C.Dtype.bfloat16}],
+    ids=str,
+)
 @pytest.mark.parametrize("rule", RULES[:3], ids=lambda rule: rule.name)
 def test_impossible_buffers_are_refused_before_anything_is_written(rule, extra):
     state = make_state(4)
-    with pytest.raises(ValueError, match=r"null address|numel"):
+    with pytest.raises(ValueError, match=r"null address|numel|no kernel for these dtypes"):
         rule.run(state, **extra)
     assert_same_bits(state, make_state(4))
