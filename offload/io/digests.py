@@ -175,9 +175,11 @@ class Digests:
 
 
 def _segments(address: int, nbytes: int, offset: int) -> Iterator[Segment]:
-    for start in range(0, nbytes, SEGMENT_NBYTES):
-        length = min(SEGMENT_NBYTES, nbytes - start)
-        yield Segment(offset + start, length, _digest(address + start, length))
+    """Cut by the write's start and by the file: reads of its parts begin at multiples of either."""
+    end, size = offset + nbytes, SEGMENT_NBYTES
+    cuts = sorted({*range(offset, end, size), *range(offset // size * size + size, end, size)})
+    for start, stop in zip(cuts, [*cuts[1:], end], strict=False):
+        yield Segment(start, stop - start, _digest(address + start - offset, stop - start))
 
 
 def _touched(segments: Sequence[Segment], start: int, end: int) -> tuple[int, int]:

@@ -21,7 +21,8 @@ from tests.integration.training import (
 )
 
 CASE = Case(params="nvme")
-ALL_WAYS = WAYS | {name: {"offload": {"state_format": name}} for name in ("split", "8bit")}
+STORED_GRADIENTS = {"streamed gradients": {"offload": {"gradients": "nvme"}}}
+ALL_WAYS = WAYS | STORED_GRADIENTS | {name: {"offload": {"state_format": name}} for name in ("split", "8bit")}
 
 
 @pytest.fixture(params=ALL_WAYS, ids=lambda way: way.replace(" ", "-"))
@@ -95,23 +96,23 @@ def test_a_changed_bit_stops_the_step_and_a_load_makes_it_good(swap_dir, checkpo
         assert differences(snapshot(engine), expected[1]) == []
 
 
-def test_a_changed_bit_of_a_gradient_stops_the_step(swap_dir):
-    case = Case(params="nvme", adam="torch")
-    with engine_for(case, swap_dir, **checked(WAYS["whole sub-groups"])) as engine:
-        advance(engine, case, range(2))
+@pytest.mark.parametrize("name", ["whole sub-groups", "streamed gradients"])
+def test_a_changed_bit_of_a_gradient_stops_the_step(swap_dir, name):
+    with engine_for(CASE, swap_dir, **checked(ALL_WAYS[name])) as engine:
+        advance(engine, CASE, range(2))
         before = snapshot(engine)
-        x, target = batch(2, case.width, DTYPES[case.dtype])
+        x, target = batch(2, CASE.width, DTYPES[CASE.dtype])
         engine.backward(engine(x, target))
-        engine.optimizer.optimizer_swapper.flush_gradients()
-        spoiled = swap_file(swap_dir, "*.gradient.swp")
+        swapper = engine.optimizer.optimizer_swapper
+        swapper.stored_gradients.flush() if name == "streamed gradients" else swapper.flush_gradients()
+        spoiled = swap_file(swap_dir, "*.gradient*.swp")
         spoil(spoiled)
-        with pytest.raises(OffloadIntegrityError, match="reading gradient at 0 of sub-group 0") as caught:
+        with pytest.raises(OffloadIntegrityError, match=r"reading .*gradient.* of sub-group 0") as caught:
             engine.step()
         assert Path(caught.value.filename) == spoiled
-        first = next(iter(engine.module.parameters()))
-        name = next(name for name, param in engine.module.named_parameters() if param is first)
         after = snapshot(engine)
-        assert torch.equal(after[f"{name}, fp32"], before[f"{name}, fp32"])
+        label, _ = next(iter(engine.module.named_parameters()))
+        assert torch.equal(after[f"{label}, fp32"], before[f"{label}, fp32"])
 
 
 def test_a_bit_that_changed_and_came_back_leaves_no_trace(swap_dir):
