@@ -6,7 +6,7 @@ import torch
 
 from offload.runtime.model_parameters import ModelParameters
 from offload.swap.chunk import Chunk
-from offload.swap.stream import Slot
+from offload.swap.slot import Slot
 
 if TYPE_CHECKING:
     from offload.runtime.streamed_zero3 import StreamedZeroOptimizer

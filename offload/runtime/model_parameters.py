@@ -8,8 +8,8 @@ import torch
 
 from offload.io import Ticket
 from offload.swap.chunk import Chunk
+from offload.swap.slot import Slot
 from offload.swap.stats import METER
-from offload.swap.stream import Slot
 
 if TYPE_CHECKING:
     from offload.runtime.streamed_zero3 import StreamedZeroOptimizer

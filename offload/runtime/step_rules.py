@@ -13,7 +13,7 @@ from offload import _C
 from offload.errors import OffloadError
 from offload.swap.dtypes import DTYPES
 from offload.swap.formats import FormatName, scale_of
-from offload.swap.stream import Slot
+from offload.swap.slot import Slot
 from offload.swap.sub_group import MASTER
 
 

@@ -13,7 +13,7 @@ from offload.runtime.step_rules import StepRule
 from offload.swap.chunk import Chunk
 from offload.swap.dtypes import DTYPES
 from offload.swap.formats import FormatName
-from offload.swap.stream import Slot
+from offload.swap.slot import Slot
 
 if TYPE_CHECKING:
     from offload.runtime.streamed_zero3 import StreamedZeroOptimizer

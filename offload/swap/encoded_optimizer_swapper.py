@@ -13,7 +13,7 @@ from offload.io import Ticket
 from offload.swap.chunk import Chunk
 from offload.swap.formats import Column
 from offload.swap.layout import Extent, SwapFile
-from offload.swap.stream import Slot
+from offload.swap.slot import Slot
 from offload.swap.streamed_optimizer_swapper import ModelParameters, StreamedOptimizerSwapper
 from offload.swap.sub_group import MASTER, SubGroup
 

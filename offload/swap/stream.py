@@ -3,70 +3,23 @@
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 import torch
 
 from offload.errors import OffloadIOError
 from offload.io import AsyncIOHandle, Ticket
-from offload.swap.arena import ALIGNMENT, align_up
+from offload.swap.arena import align_up
 from offload.swap.buffers import SwapBufferManager
 from offload.swap.chunk import Chunk
 from offload.swap.formats import Column
-from offload.swap.host_cache import Cached, HostCache
+from offload.swap.host_cache import HostCache
+from offload.swap.slot import Slot, make_slots
 from offload.swap.stats import METER
 from offload.swap.sub_group import SubGroup
 from offload.swap.swap_buffer import SwapBuffer
 from offload.swap.transfers import first_failure, naming, wait_all
 
 KIND = "optimizer"
-LARGEST_CHUNK_NUMEL = 1 << 20
-MOST_SLOTS = 8
-FEWEST_SLOTS = 3
-"""One chunk is read, one computed on, one written."""
-
-
-@dataclass
-class Slot:
-    """Buffers of one chunk, and the transfers that use them."""
-
-    own: dict[Column, SwapBuffer]
-    out: SwapBuffer
-    gradient: SwapBuffer | None = None
-    gradient_read: bool = False
-    cached: Cached | None = None
-    chunk: Chunk | None = None
-    reading: list[tuple[str, Ticket]] = field(default_factory=list)
-    writing: list[tuple[str, Ticket]] = field(default_factory=list)
-
-    @property
-    def buffers(self) -> Mapping[Column, SwapBuffer]:
-        """The columns' memory: the chunk's own in the cache, or the slot's."""
-        return self.own if self.cached is None else self.cached.buffers
-
-    def view(self, name: str) -> torch.Tensor:
-        """The current chunk's part of a column."""
-        column = next(column for column in self.own if column.name == name)
-        return self.buffers[column].view(column.numel(self._chunk().numel), column.dtype)
-
-    def out_view(self, dtype: torch.dtype) -> torch.Tensor:
-        """Room for the chunk's model parameters."""
-        return self.out.view(self._chunk().numel, dtype)
-
-    def gradient_view(self, dtype: torch.dtype) -> torch.Tensor:
-        """The chunk's gradient, where that is read from storage."""
-        if self.gradient is None:
-            raise ValueError("gradients are not on storage")
-        return self.gradient.view(self._chunk().numel, dtype)
-
-    def written(self) -> bool:
-        return all(ticket.done() for _, ticket in self.writing)
-
-    def _chunk(self) -> Chunk:
-        if self.chunk is None:
-            raise ValueError("this slot holds no chunk")
-        return self.chunk
-
 
 Compute = Callable[[Chunk, Slot], Sequence[tuple[str, Ticket]]]
 """Steps the chunk that the slot holds; returns further transfers that read the slot's buffers."""
@@ -107,20 +60,8 @@ class Stream:
         self._replacing = False
         self._gradient_dtype = gradient_dtype
         gradient_itemsize = gradient_dtype.itemsize if gradient_dtype is not None else 0
-        self.chunk_numel, count = ring_shape(
-            manager.budget_nbytes, self._columns, out_itemsize + gradient_itemsize
-        )
-        self._free: deque[Slot] = deque()
-        for _ in range(count):
-            lent = [manager.lend(column.nbytes(self.chunk_numel), grow=True) for column in self._columns]
-            out = manager.lend(self.chunk_numel * out_itemsize, grow=True)
-            gradient = None
-            if gradient_itemsize:
-                gradient = manager.lend(self.chunk_numel * gradient_itemsize, grow=True)
-            buffers = {column: buffer for column, buffer in zip(self._columns, lent, strict=True) if buffer}
-            if out is None or len(buffers) < len(self._columns):
-                raise MemoryError(f"no memory for {count} chunks of {self.chunk_numel} elements")
-            self._free.append(Slot(buffers, out, gradient))
+        self.chunk_numel, slots = make_slots(manager, self._columns, out_itemsize, gradient_itemsize)
+        self._free: deque[Slot] = deque(slots)
         self.gradient_buffers = [slot.gradient for slot in self._free if slot.gradient is not None]
         """Each slot's room for gradients: idle but for `run`."""
         self._reading: deque[Slot] = deque()
@@ -246,10 +187,7 @@ class Stream:
         finally:
             self._cache.close()
             while self._free:
-                slot = self._free.popleft()
-                for buffer in [*slot.own.values(), slot.out, slot.gradient]:
-                    if buffer is not None:
-                        buffer.release()
+                self._free.popleft().release()
 
     def _step_chunk(self, expected: Chunk, compute: Compute, *, with_gradient: bool = False) -> None:
         self._read_ahead()
@@ -368,21 +306,6 @@ class Stream:
             )
             for column, extent in places
         ]
-
-
-def ring_shape(budget_nbytes: int, columns: Sequence[Column], out_itemsize: int) -> tuple[int, int]:
-    """Elements per chunk and number of slots for a budget: large chunks first, then many of them."""
-
-    def slots(chunk_numel: int) -> int:
-        return budget_nbytes // (
-            sum(column.nbytes(chunk_numel) for column in columns) + chunk_numel * out_itemsize
-        )
-
-    least = max(column.weights_per_file_block for column in columns)
-    chunk_numel = LARGEST_CHUNK_NUMEL
-    while chunk_numel > max(least, ALIGNMENT) and slots(chunk_numel) < MOST_SLOTS:
-        chunk_numel //= 2
-    return chunk_numel, max(FEWEST_SLOTS, min(MOST_SLOTS, slots(chunk_numel)))
 
 
 def _describe(chunk: Chunk) -> str:

@@ -14,8 +14,9 @@ from offload.swap.formats import StateFormat
 from offload.swap.host_cache import HostCache
 from offload.swap.layout import Extent
 from offload.swap.partitioned_optimizer_swapper import PartitionedOptimizerSwapper
+from offload.swap.slot import Slot
 from offload.swap.stored_gradients import StoredGradients
-from offload.swap.stream import Compute, Slot, Stream
+from offload.swap.stream import Compute, Stream
 from offload.swap.sub_group import MASTER, SubGroup
 from offload.swap.transfers import placeholder
 

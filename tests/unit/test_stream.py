@@ -13,7 +13,8 @@ from offload.io import AsyncIOHandle, pinned
 from offload.swap.buffers import SwapBufferManager
 from offload.swap.formats import FORMATS, Column
 from offload.swap.host_cache import HostCache
-from offload.swap.stream import Stream, ring_shape
+from offload.swap.slot import ring_shape
+from offload.swap.stream import Stream
 from offload.swap.sub_group import MASTER, SubGroup
 
 COLUMNS = (Column(MASTER, torch.float32), Column("moment", torch.float32))
