@@ -50,7 +50,7 @@ def config(args: argparse.Namespace) -> dict[str, object]:
             "device": "nvme",
             "nvme_path": swap,
             "pin_memory": True,
-            "buffer_count": 8,
+            "buffer_count": 64,  # stock stops with an error when all its buffers are lent
             "buffer_size": largest,
             "max_in_cpu": 0,
         }
