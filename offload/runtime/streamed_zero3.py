@@ -18,7 +18,7 @@ from offload.runtime.zero3 import OffloadZeroOptimizer
 from offload.swap.dtypes import DTYPES
 from offload.swap.encoded_optimizer_swapper import EncodedOptimizerSwapper
 from offload.swap.formats import FORMATS
-from offload.swap.host_memory import available_nbytes
+from offload.swap.host_memory import available_nbytes, give_back_freed
 from offload.swap.stored_gradients import sum_of_squares
 from offload.swap.streamed_optimizer_swapper import StreamedOptimizerSwapper
 
@@ -67,6 +67,7 @@ class StreamedZeroOptimizer(OffloadZeroOptimizer):
         return max(0, available_nbytes() - self._host_gradient_nbytes) // 2
 
     def _setup_for_real_optimizer(self) -> None:
+        give_back_freed()
         device, pins = self.device, self.offload_optimizer_pin_memory
         try:
             super()._setup_for_real_optimizer()

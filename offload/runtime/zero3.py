@@ -16,6 +16,7 @@ from offload.runtime.sub_groups import (
     store_parameters,
     with_swapped_state,
 )
+from offload.swap.host_memory import give_back_freed
 from offload.swap.partitioned_optimizer_swapper import PartitionedOptimizerSwapper
 from offload.swap.pipelined_optimizer_swapper import PipelinedOptimizerSwapper
 from offload.swap.stats import METER
@@ -47,7 +48,9 @@ class OffloadZeroOptimizer(StateAccess):
         self._in_window = False
         self._handed_over: set[int] = set()
         self._kept_nbytes = 0
+        give_back_freed()  # what `zero.Init` made and partitioned
         super().__init__(module, init_optimizer, param_names, timers, ds_config, **settings)
+        give_back_freed()
         if self.swap_optimizer:
             numels = self.fp16_partitioned_groups_flat_numel
             small = [

@@ -1,5 +1,6 @@
-"""How much host memory a rank may count on."""
+"""How much host memory a rank may count on, and what it gives back."""
 
+import ctypes
 import os
 from pathlib import Path
 
@@ -15,6 +16,16 @@ def available_nbytes() -> int:
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     rooms = [psutil.virtual_memory().available, *_cgroup_rooms(_CGROUPS, Path("/proc/self/cgroup"))]
     return int(max(0, min(rooms)) // ranks)
+
+
+def give_back_freed() -> None:
+    """Hand freed memory that the C library still keeps back to the system, where that is glibc.
+
+    A large model that is partitioned leaves as much of it behind as the partitions take.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _cgroup_rooms(root: Path, membership: Path) -> list[int]:

@@ -4,7 +4,7 @@ import psutil
 import pytest
 
 from offload.swap import host_memory
-from offload.swap.host_memory import available_nbytes
+from offload.swap.host_memory import available_nbytes, give_back_freed
 
 
 def group(folder, limit, usage, cached=0, version=2):
@@ -51,3 +51,12 @@ def test_ranks_of_one_host_share_what_is_free(monkeypatch):
 def test_a_limit_below_what_the_host_has_free_counts(monkeypatch):
     monkeypatch.setattr(host_memory, "_cgroup_rooms", lambda root, membership: [-5, 4096])
     assert available_nbytes() == 0
+
+
+def test_memory_that_was_freed_goes_back_to_the_system():
+    process = psutil.Process()
+    kept = [bytearray(100_000) for _ in range(2000)]
+    full = process.memory_info().rss
+    del kept[:-1]  # the last one keeps the heap from shrinking on its own
+    give_back_freed()
+    assert process.memory_info().rss < full - 100_000_000
