@@ -1,71 +1,59 @@
-// Aligned buffers for user memory that O_DIRECT refuses; few, and made when first needed.
+// Aligned memory for blocks whose user memory O_DIRECT refuses.
 #pragma once
 
 #include <sys/mman.h>
 
-#include <algorithm>
-#include <memory>
-#include <vector>
+#include <cstdint>
 
 #include "error.h"
 #include "huge_pages.h"
 
 namespace offload {
 
+// 4 MiB, mapped when first needed and lent lowest address first: what is copied stays in the cores' caches,
+// which made reads of large tensors 1.5 times and writes 1.3 times as fast as 16 MiB did.
 class BouncePool {
  public:
-  BouncePool(int64_t nbytes, size_t most)
-      : nbytes_(nbytes), slab_nbytes_(std::max(nbytes, kLeastSlab)), most_(most) {}
+  static constexpr int64_t kMostNbytes = 1 << 20;  // of one loan
 
-  int64_t nbytes() const noexcept { return nbytes_; }  // of each
-
-  // Null when all are lent: the block then waits for one to come back.
-  char* lend() {
-    if (free_.empty() && count_ < most_) {
-      slabs_.push_back(Mapping(slab_nbytes_));
-      for (int64_t at = 0; at + nbytes_ <= slab_nbytes_; at += nbytes_) add(slabs_.back().address() + at);
-    }
-    if (free_.empty()) return nullptr;
-    char* buffer = free_.back();
-    free_.pop_back();
-    return buffer;
+  BouncePool() = default;
+  BouncePool(const BouncePool&) = delete;
+  BouncePool& operator=(const BouncePool&) = delete;
+  ~BouncePool() {
+    if (memory_ != nullptr) ::munmap(memory_, kNbytes);
   }
-  void give_back(char* buffer) { free_.push_back(buffer); }
+
+  // Null when there is no room: the block then waits for others to give theirs back.
+  char* lend(int64_t nbytes) {
+    if (memory_ == nullptr) map();
+    const uint64_t wanted = mask(nbytes);
+    for (int at = 0; at + granules(nbytes) <= kGranules; ++at) {
+      if ((lent_ & (wanted << at)) != 0) continue;
+      lent_ |= wanted << at;
+      return memory_ + at * kGranule;
+    }
+    return nullptr;
+  }
+  void give_back(const char* address, int64_t nbytes) {
+    lent_ &= ~(mask(nbytes) << ((address - memory_) / kGranule));
+  }
 
  private:
-  class Mapping {
-   public:
-    explicit Mapping(int64_t nbytes) : nbytes_(static_cast<size_t>(nbytes)) {
-      void* address = map_memory(nbytes_);
-      if (address == MAP_FAILED) throw IoError(errno, "mmap of a bounce buffer");
-      address_ = static_cast<char*>(address);
-    }
-    Mapping(Mapping&& other) noexcept
-        : address_(std::exchange(other.address_, nullptr)), nbytes_(other.nbytes_) {}
-    Mapping& operator=(Mapping&&) = delete;
-    ~Mapping() {
-      if (address_ != nullptr) ::munmap(address_, nbytes_);
-    }
-    char* address() const noexcept { return address_; }
+  static constexpr int64_t kGranule = 64 << 10;
+  static constexpr int kGranules = 64;  // a bit of `lent_` each
+  static constexpr int64_t kNbytes = kGranule * kGranules;
 
-   private:
-    char* address_ = nullptr;
-    size_t nbytes_;
-  };
+  static int granules(int64_t nbytes) { return static_cast<int>((nbytes + kGranule - 1) / kGranule); }
+  static uint64_t mask(int64_t nbytes) { return (uint64_t{1} << granules(nbytes)) - 1; }
 
-  static constexpr int64_t kLeastSlab = 2 << 20;  // smaller ones get no huge pages
-
-  void add(char* buffer) {
-    free_.push_back(buffer);
-    ++count_;
+  void map() {
+    void* address = map_memory(kNbytes);
+    if (address == MAP_FAILED) throw IoError(errno, "mmap of bounce buffers");
+    memory_ = static_cast<char*>(address);
   }
 
-  int64_t nbytes_;
-  int64_t slab_nbytes_;
-  size_t most_;  // and what the last slab has beyond it
-  size_t count_ = 0;
-  std::vector<Mapping> slabs_;
-  std::vector<char*> free_;
+  char* memory_ = nullptr;
+  uint64_t lent_ = 0;
 };
 
 }  // namespace offload

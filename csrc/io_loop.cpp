@@ -10,8 +10,6 @@
 namespace offload {
 namespace {
 
-constexpr size_t kMostBounces = 16;
-constexpr int64_t kMostBounceBytes = 4 << 20;
 constexpr int64_t kMostRequestBytes = 1 << 30;  // the kernel moves at most 2 GiB - 4 KiB per call
 
 }  // namespace
@@ -19,7 +17,6 @@ constexpr int64_t kMostRequestBytes = 1 << 30;  // the kernel moves at most 2 Gi
 IoLoop::IoLoop(std::unique_ptr<Backend> backend, int64_t block_size)
     : block_size_(std::min(block_size, kMostRequestBytes)),
       backend_(std::move(backend)),
-      bounces_(std::max(std::min(block_size_, kMostBounceBytes), File::kMostAlignment), kMostBounces),
       thread_(start_thread("offload-io", [this] { run(); })) {}
 
 IoLoop::~IoLoop() { stop(); }
@@ -112,9 +109,11 @@ bool IoLoop::has_ended() {
 
 void IoLoop::fill() {
   const auto depth = static_cast<size_t>(backend_->queue_depth());
-  while (in_flight_.size() < depth) {
+  int refusals = 0;  // the other direction may not need what this one waits for
+  while (in_flight_.size() < depth && refusals < 2) {
     const std::shared_ptr<Transfer> transfer = next_transfer();
-    if (transfer == nullptr || !cut(transfer)) return;
+    if (transfer == nullptr) return;
+    refusals = cut(transfer) ? 0 : refusals + 1;
     if (transfer->is_exhausted()) finish(transfer);
   }
 }

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "align.h"
+#include "copy_past_cache.h"
 #include "io_loop.h"
 
 namespace offload {
@@ -20,7 +21,8 @@ int64_t IoLoop::block_nbytes(const Extent& extent, int64_t position, bool& direc
   direct = extent.file->is_direct() && past_boundary == 0 && left >= alignment;
   if (direct) {
     const bool bounced = !is_aligned(extent.address + position, extent.file->memory_alignment());
-    const int64_t most = bounced ? bounces_.nbytes() : std::max(block_size_, alignment);
+    const int64_t most =
+        std::max(bounced ? std::min(block_size_, BouncePool::kMostNbytes) : block_size_, alignment);
     return std::min(most, round_down(left, alignment));
   }
   if (!extent.file->is_direct()) return std::min(block_size_, left);
@@ -62,7 +64,7 @@ bool IoLoop::place(Block& block) {
   if (file.direct_wanted() && !file.is_direct()) note_fallback(file);
   block.fd = block.direct ? file.direct_fd() : file.buffered_fd();
   if (!block.direct || is_aligned(block.user_address, file.memory_alignment())) return true;
-  block.bounce = bounces_.lend();
+  block.bounce = bounces_.lend(block.nbytes_total);
   if (block.bounce == nullptr) return false;
   counters_.bounced_bytes += block.nbytes_total;
   if (block.writing) std::memcpy(block.bounce, block.user_address, static_cast<size_t>(block.nbytes_total));
@@ -134,8 +136,10 @@ void IoLoop::fail(Block& block, int code) {
 
 void IoLoop::retire(Block& block) {
   if (block.bounce != nullptr) {
-    if (!block.writing) std::memcpy(block.user_address, block.bounce, static_cast<size_t>(block.position));
-    bounces_.give_back(block.bounce);
+    if (!block.writing) {
+      copy_past_cache(block.user_address, block.bounce, static_cast<size_t>(block.position));
+    }
+    bounces_.give_back(block.bounce, block.nbytes_total);
   }
   (block.writing ? counters_.bytes_written : counters_.bytes_read) += block.position;
   const std::shared_ptr<Transfer> transfer = std::move(block.transfer);
