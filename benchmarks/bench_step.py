@@ -21,6 +21,7 @@ from rich.table import Table
 HERE = Path(__file__).resolve().parent
 MEASURES = {
     "step_seconds": "step, s",
+    "waiting_seconds": "of it waiting for the drive, s",
     "backward_seconds": "backward, s",
     "backward_and_step": "backward + step, s",
     "read_per_parameter": "read, B/param",
@@ -84,6 +85,7 @@ def derived(result: dict[str, Any], params: str, fio: float) -> dict[str, float]
     own = (4 if params == "memory" else 2) * numel  # bf16 gradients, and parameters where they live there
     return {
         "step_seconds": result["step_seconds"],
+        "waiting_seconds": result["waiting_seconds"],
         "backward_seconds": result["backward_seconds"],
         "backward_and_step": result["backward_seconds"] + result["step_seconds"],
         "read_per_parameter": result["bytes_read"] / numel,

@@ -76,6 +76,14 @@ def locked_bytes() -> int:
     return int(status.split("VmLck:")[1].split()[0]) << 10
 
 
+def waited_for_state() -> float:
+    """Seconds that our last step waited for optimizer state, on its way in or out; 0 for stock."""
+    if "offload" not in sys.modules:
+        return 0.0
+    record = sys.modules["offload"].stats()["last_step"]
+    return float(record.seconds_stalled.get("optimizer", 0.0))
+
+
 def train(engine: object, args: argparse.Namespace) -> dict[str, object]:
     rows: list[dict[str, float]] = []
     generator = torch.Generator().manual_seed(0)
@@ -96,6 +104,7 @@ def train(engine: object, args: argparse.Namespace) -> dict[str, object]:
                 "forward_seconds": forward - started,
                 "backward_seconds": backward - forward,
                 "step_seconds": stepped - backward,
+                "waiting_seconds": waited_for_state(),
                 "bytes_read": read_after - read,
                 "bytes_written": written_after - written,
                 "cpu_seconds": time.process_time() - cpu,
