@@ -77,7 +77,7 @@ def child(tmp_path: Path) -> Child:
     """Runs Python code in a process of its own and gives its output; it must end within the time."""
 
     def run(
-        code: str, *arguments: str, timeout: float = 60, **environment: str
+        code: str, *arguments: str, timeout: float = 300, **environment: str
     ) -> subprocess.CompletedProcess[str]:
         script = tmp_path / "child.py"
         script.write_text(textwrap.dedent(code))

@@ -72,6 +72,30 @@ def test_unaligned_memory_is_taken(handle, tmp_path, shift):
     assert not found[:shift].any()
 
 
+@pytest.mark.parametrize(
+    "block_size, queue_depth", [(4096, 64), (65_536 + 4096, 64), (4 << 20, 1), (4 << 20, 64)]
+)
+def test_plain_and_locked_memory_move_both_ways_at_once(backend, tmp_path, block_size, queue_depth):
+    """Only plain memory waits for the few bounce buffers, and each block gets its own."""
+    nbytes = (9 << 20) + 7
+    sources = [noise(nbytes, seed) for seed in range(4)]
+    sources = [locked(source) if seed % 2 else source for seed, source in enumerate(sources)]
+    with AsyncIOHandle(block_size, queue_depth, backend=backend) as handle:
+        for seed, source in enumerate(sources):
+            handle.write(source, tmp_path / f"{seed}")
+        assert handle.wait() == 4
+        found = [torch.zeros(nbytes + 1, dtype=torch.uint8)[1:] for _ in range(2)]
+        found += [locked(torch.zeros(nbytes, dtype=torch.uint8)) for _ in range(2)]
+        for seed, (target, source) in enumerate(zip(found, sources, strict=True)):
+            handle.read(target, tmp_path / f"{seed}")
+            handle.write(source, tmp_path / f"copy-{seed}")
+        assert handle.wait() == 8
+        assert handle.stats()["bounced_bytes"] > 4 * (nbytes - 4096)
+    for seed, (target, source) in enumerate(zip(found, sources, strict=True)):
+        assert torch.equal(target, source)
+        assert (tmp_path / f"copy-{seed}").read_bytes() == source.numpy().tobytes()
+
+
 def test_neighbours_written_at_once_keep_each_other(handle, tmp_path):
     path = tmp_path / "data"
     whole = noise(1_500_000)

@@ -4,6 +4,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -40,19 +41,42 @@ def peer_progress():
 
 
 def test_a_peer_thread_runs_during_every_blocking_call(backend, tmp_path, peer_progress):
+    """Some tries: a busy machine may let the peer run too late."""
     data = torch.zeros(192 << 20, dtype=torch.uint8)
     path = tmp_path / "x"
-    handle = AsyncIOHandle(backend=backend)
-    assert peer_progress(lambda: handle.write(data, path).wait()) > 0
-    handle.write(data, path)
-    assert peer_progress(handle.wait) > 0
-    assert peer_progress(lambda: handle.sync_pread(data, path)) > 0
-    handle.write(data, path)
-    assert peer_progress(handle.close) > 0
-    dropped = [AsyncIOHandle(backend=backend)]
-    dropped[0].async_pwrite(data, path)
-    with pytest.warns(UserWarning, match="dropped"):
-        assert peer_progress(dropped.clear) > 0
+    handles = [AsyncIOHandle(backend=backend)]
+
+    def write():
+        handles[0].write(data, path).wait()
+
+    def read():
+        handles[0].sync_pread(data, path)
+
+    def wait():
+        handles[0].wait()
+
+    def close():
+        handles.pop().close()
+
+    def drop():
+        handles.clear()
+
+    for call in (write, read):
+        assert any(peer_progress(call) for _ in range(5))
+    for ending in (wait, close, drop):
+
+        def progress(ending=ending):
+            if not handles:
+                handles.append(AsyncIOHandle(backend=backend))
+            handles[0].async_pwrite(data, path)
+            return peer_progress(ending)
+
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert any(progress() for _ in range(5))
+        assert ("dropped" in str([warning.message for warning in caught])) == (ending is drop)
+    for handle in handles:
+        handle.close()
 
 
 def test_a_peer_thread_runs_while_memory_is_locked_and_freed(peer_progress):
@@ -90,13 +114,20 @@ def test_threads_share_a_handle_and_each_gets_its_own_result(handle, tmp_path):
 
 
 def test_a_wait_for_one_ticket_does_not_wait_for_another(handle, tmp_path):
+    """Some tries: on a busy machine this thread may sleep until both are done."""
     small = torch.ones(4096, dtype=torch.uint8)
     (tmp_path / "small").write_bytes(bytes(4096))
-    large = handle.write(torch.zeros(256 << 20, dtype=torch.uint8), tmp_path / "large")
-    with File(tmp_path / "small") as file:
+    data = torch.zeros(256 << 20, dtype=torch.uint8)
+
+    def overtakes(file):
+        large = handle.write(data, tmp_path / "large")
         assert handle.read(small, file).wait() == 4096
-    assert not large.done()
-    large.wait()
+        overtaken = not large.done()
+        assert large.wait() == data.nbytes
+        return overtaken
+
+    with File(tmp_path / "small") as file:
+        assert any(overtakes(file) for _ in range(5))
 
 
 def test_tensors_dropped_while_their_transfers_run(handle, tmp_path):
@@ -136,9 +167,9 @@ def test_close_while_others_submit(backend, tmp_path):
 
     with ThreadPoolExecutor(4) as threads:
         futures = [threads.submit(work, seed) for seed in range(4)]
-        started.wait(10)
+        started.wait(60)
         handle.close()
-        assert sum(future.result(timeout=20) for future in futures) > 0
+        assert sum(future.result(timeout=60) for future in futures) > 0
 
 
 def test_a_timer_signal_every_millisecond_breaks_nothing(handle, tmp_path):
@@ -164,9 +195,9 @@ def test_a_keyboard_interrupt_ends_the_wait_and_not_the_transfer(handle, tmp_pat
 
     ticket = handle.write(torch.zeros(256 << 20, dtype=torch.uint8), tmp_path / "x")
     previous = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.005)
     try:
         with pytest.raises(KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, 0.005)
             ticket.wait()
             time.sleep(1)
     finally:
