@@ -129,7 +129,6 @@ def test_ten_thousand_tickets_in_flight_cost_less_than_a_kibibyte_each(child, tm
     code = """
     import ctypes, os, sys, torch
     from offload.io import AsyncIOHandle, File
-from offload.io.faults import FaultPlan
     from offload.io.faults import FaultPlan
 
     class Heap(ctypes.Structure):
