@@ -115,10 +115,16 @@ int File::open_again(int extra_flags) const {
   return fd >= 0 ? fd : open_retrying(path_.c_str(), flags);
 }
 
+// Readahead puts pages that are being written directly into the page cache, in one folio with pages that this
+// descriptor then makes dirty: the kernel cannot drop such a folio when the direct write ends, later buffered
+// reads see the old data, and the next fsync() fails with EIO.
+void File::forbid_readahead() { ::posix_fadvise(buffered_.fd(), 0, 0, POSIX_FADV_RANDOM); }
+
 int File::buffered_fd() {
   const std::lock_guard<std::mutex> lock(buffered_mutex_);
   if (!buffered_.is_open()) buffered_ = Descriptor(open_again(0));
   if (!buffered_.is_open()) throw IoError(errno, "open", path_);
+  forbid_readahead();
   return buffered_.fd();
 }
 

@@ -69,6 +69,7 @@ class File {
   void open_descriptors(const std::string& source, bool direct);
   void read_facts();
   int open_again(int extra_flags) const;
+  void forbid_readahead();
   int any_fd() const noexcept { return direct_.is_open() ? direct_.fd() : buffered_.fd(); }
 
   std::string path_;

@@ -1,4 +1,6 @@
+import ctypes
 import errno
+import mmap
 import os
 
 import pytest
@@ -75,3 +77,31 @@ def test_closing_twice_is_harmless_and_several_handles_share_a_file(tmp_path):
         file.close()
         file.close()
         assert [ticket.wait() for ticket in tickets] == [20_000] * 2
+
+
+def resident_pages(path):
+    """The numbers of the file's pages that are in the page cache."""
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+        found = (ctypes.c_ubyte * (len(mapped) // mmap.PAGESIZE))()
+        start = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+        libc = ctypes.CDLL(None, use_errno=True)
+        assert libc.mincore(ctypes.c_void_p(start), ctypes.c_size_t(len(mapped)), found) == 0
+        return [page for page, state in enumerate(found) if state & 1]
+
+
+def test_what_is_read_beside_direct_transfers_brings_no_neighbours_into_the_page_cache(tmp_path):
+    """Neighbours in the cache would be older than what is being written past it, and could not be dropped."""
+    path = tmp_path / "x"
+    page = mmap.PAGESIZE
+    path.write_bytes(bytes(512 * page))
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    with File(path) as file, AsyncIOHandle() as handle:
+        if not file.is_direct:
+            pytest.skip("the file system of the temporary folder takes no O_DIRECT")
+        if resident_pages(path):
+            pytest.skip("the file system of the temporary folder keeps its files in memory")
+        for index in range(3):  # in order, which is what makes the kernel read ahead
+            handle.read(torch.empty(100, dtype=torch.uint8), file, index * page).wait()
+    assert resident_pages(path) == [0, 1, 2]
