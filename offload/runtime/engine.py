@@ -56,8 +56,9 @@ def load_checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
     """Bring back a tag that an interrupted save moved aside, load, and begin an accumulation window."""
 
     def load(engine: Any, load_dir: Any, tag: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if tag is not None and engine.global_rank == 0:
-            TagFolder(load_dir, str(tag)).recover()
+        wanted = _latest(engine, load_dir) if tag is None else str(tag)
+        if wanted and engine.global_rank == 0:
+            TagFolder(load_dir, wanted).recover()
         comm.barrier()
         result = original(engine, load_dir, tag, *args, **kwargs)
         if isinstance(engine.optimizer, OffloadZeroOptimizer):
@@ -155,6 +156,15 @@ def figures(record: StepRecord) -> list[tuple[str, float]]:
         ("Offload/resident_bytes", record.resident_bytes),
     ]
     return events
+
+
+def _latest(engine: Any, load_dir: Any) -> str | None:
+    """The tag that a load without one takes; None where none was saved, which DeepSpeed has words for."""
+    name = "latest_universal" if engine.load_universal_checkpoint() else "latest"
+    try:
+        return (Path(load_dir) / name).read_text().strip()
+    except OSError:
+        return None
 
 
 def _check_room(engine: Any, save_dir: Path) -> None:

@@ -42,6 +42,20 @@ def test_a_kill_during_the_second_save_leaves_a_whole_checkpoint(moment, swap_di
     assert not [path for path in checkpoint_dir.iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.parametrize("tag", [None, "best"])
+def test_a_tag_that_was_moved_aside_when_the_save_died_is_found(tag, swap_dir, checkpoint_dir):
+    _save(swap_dir, checkpoint_dir)
+    (checkpoint_dir / "best").rename(checkpoint_dir / ".best.previous")  # where names cannot be exchanged
+    with engine_for(CASE, swap_dir, seed=5) as engine:
+        path, _ = engine.load_checkpoint(str(checkpoint_dir), tag=tag)
+        assert path is not None and engine.global_steps == 1
+
+
+def test_a_folder_without_a_checkpoint_gives_none(swap_dir, checkpoint_dir):
+    with engine_for(CASE, swap_dir) as engine:
+        assert engine.load_checkpoint(str(checkpoint_dir)) == (None, None)
+
+
 def test_another_sub_group_size_is_refused_by_name(swap_dir, checkpoint_dir):
     _save(swap_dir, checkpoint_dir)
     other = {"sub_group_size": 500_000, "offload_optimizer": {"device": "nvme", "nvme_path": str(swap_dir)}}
