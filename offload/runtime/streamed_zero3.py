@@ -161,6 +161,20 @@ class StreamedZeroOptimizer(OffloadZeroOptimizer):
         self.norm_for_param_grads[self.get_param_id(param)] = self._constant_buffered_norm2(grad_buffer)
         self._start_pass()
 
+    def _hand_over_leftovers(self) -> None:
+        super()._hand_over_leftovers()
+        if self._gradients is not None:
+            self._forget_overridden(self._gradients)
+
+    def _forget_overridden(self, gradients: HostGradients) -> None:
+        """What was set before the window's last backward ended gives way to the gradients that came, as in
+        DeepSpeed."""
+        for param in (param for group in self.fp16_groups for param in group):
+            overridden = self.has_gradient(param) and gradients.set_by_user.pop(param.ds_id, None) is not None
+            if overridden:
+                total = sum_of_squares(gradients.of(param))
+                self.norm_for_param_grads[self.get_param_id(param)] = self._norm(total)
+
     def _start_pass(self) -> None:
         """State is read while backward runs, or at the latest when the step begins."""
         if not self.optimizer_swapper.stream.active:
@@ -216,10 +230,8 @@ class StreamedZeroOptimizer(OffloadZeroOptimizer):
             self.optimizer_swapper.stored_gradients.flush()  # before anything counts this step
         super()._zero_missing_gradients()
 
-    def _fills_in_zeros(self, index: int) -> bool:
-        if self._streamed(index):
-            return self._stored is not None
-        return super()._fills_in_zeros(index)
+    def _has_grad_partition(self, index: int) -> bool:
+        return self._stored is None or not self._streamed(index)
 
     def _end_window(self) -> None:
         super()._end_window()

@@ -173,23 +173,20 @@ class OffloadZeroOptimizer(StateAccess):
         self.zero_grad(set_to_none=True)
 
     def _zero_missing_gradients(self) -> None:
-        present = self._offload_boundary_param_ids | self._set_by_user
         for index, group in enumerate(self.fp16_groups):
-            if self._fills_in_zeros(index):
-                continue
             in_memory = self.offload_optimizer and not self._swappable_optimizer_subgroup(index)
-            for param in group:
-                if param.ds_id in present:
-                    continue
-                if not in_memory:
+            for param in (param for param in group if not self.has_gradient(param)):
+                is_set = param.ds_id in self._set_by_user
+                # Also where the step reads another copy: DeepSpeed looks for overflows in this one.
+                if self._has_grad_partition(index) and (self.offload_optimizer or not is_set):
                     self.grad_partition(param).zero_()
-                    continue
-                _, offset, numel = self.grad_position[self.get_param_id(param)]
-                self.fp32_partitioned_groups_flat[index].grad.narrow(0, offset, numel).zero_()
+                if in_memory and not is_set:
+                    _, offset, numel = self.grad_position[self.get_param_id(param)]
+                    self.fp32_partitioned_groups_flat[index].grad.narrow(0, offset, numel).zero_()
 
-    def _fills_in_zeros(self, index: int) -> bool:
-        """Whether a sub-group's missing gradients are made zero by whoever reads them."""
-        return bool(self._swappable_optimizer_subgroup(index))
+    def _has_grad_partition(self, index: int) -> bool:
+        """Whether gradients of a sub-group accumulate in DeepSpeed's buffer in host memory."""
+        return True
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)
@@ -200,6 +197,8 @@ class OffloadZeroOptimizer(StateAccess):
         self._offload_boundary_param_ids: set[int] = set()
         self._handed_over.clear()
         self._set_by_user.clear()
+        if self.offload_optimizer:
+            self.norm_for_param_grads = {}
 
     # -- the step
 
