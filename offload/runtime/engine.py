@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 from deepspeed import comm
+from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
 
 from offload.checkpoint.tag_folder import TagFolder, write_latest
-from offload.errors import OffloadIOError
+from offload.errors import OffloadError, OffloadIOError
 from offload.runtime.zero3 import OffloadZeroOptimizer, close_param_swappers
 from offload.swap.stats import METER, StepRecord
 
@@ -40,6 +41,7 @@ def save_checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
             folder.recover()
             folder.discard_staging()
         comm.barrier()
+        _check_whole(engine)
         _check_room(engine, Path(save_dir))
         result = original(engine, save_dir, folder.staging_tag, state, False, exclude_frozen_parameters)
         if commits:
@@ -165,6 +167,27 @@ def _latest(engine: Any, load_dir: Any) -> str | None:
         return (Path(load_dir) / name).read_text().strip()
     except OSError:
         return None
+
+
+def _check_whole(engine: Any) -> None:
+    """Refuse on all ranks to save what is not, on one of them, the state of one step.
+
+    Raises:
+        OffloadError: naming what made it so, or the rank that says it.
+    """
+    if not isinstance(engine.optimizer, OffloadZeroOptimizer):
+        return
+    world, rank = comm.get_world_size(), comm.get_rank()
+    device = get_accelerator().current_device_name()
+    torn = torch.tensor([world if engine.optimizer.torn_by() is None else rank], device=device)
+    comm.all_reduce(torn, op=comm.ReduceOp.MIN)
+    if int(torn) == world:
+        return
+    engine.optimizer.check_whole()
+    raise OffloadError(
+        f"nothing is saved, because the optimizer state of rank {int(torn)} is partly of one step and partly "
+        "of another; load the last checkpoint with its optimizer states. That rank's own error says why"
+    )
 
 
 def _check_room(engine: Any, save_dir: Path) -> None:

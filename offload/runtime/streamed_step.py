@@ -61,6 +61,7 @@ class StreamedStep:
             }
             model = self._place_model(chunk, slot)
             buffers = rule.buffers(self._format, slot, model, common)
+            zero.stepping = True
             kernel(options, step, buffers, torch.get_num_threads(), self._isa)
             return self._model.store(chunk, model)
 

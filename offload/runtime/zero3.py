@@ -1,21 +1,13 @@
 """ZeRO-3's optimizer with our swappers inside."""
 
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from offload.config import read_config
-from offload.errors import OffloadError
 from offload.runtime.space import check_room
-from offload.runtime.state_access import StateAccess
-from offload.runtime.sub_groups import (
-    load_sub_group,
-    restore_master_weights,
-    store_parameters,
-    with_swapped_state,
-)
+from offload.runtime.state_in_checkpoints import StateInCheckpoints
 from offload.swap.host_memory import give_back_freed
 from offload.swap.partitioned_optimizer_swapper import PartitionedOptimizerSwapper
 from offload.swap.pipelined_optimizer_swapper import PipelinedOptimizerSwapper
@@ -23,7 +15,7 @@ from offload.swap.stats import METER
 from offload.swap.sub_group_mover import KIND as OPTIMIZER
 
 
-class OffloadZeroOptimizer(StateAccess):
+class OffloadZeroOptimizer(StateInCheckpoints):
     """Routes sub-groups through our swappers and keeps DeepSpeed's behaviour elsewhere, with one difference.
 
     A parameter that gets no gradient in a step has gradient zero. Stock ZeRO-3 applies the gradient it got in
@@ -198,109 +190,32 @@ class OffloadZeroOptimizer(StateAccess):
         self._handed_over.clear()
         self._set_by_user.clear()
         if self.offload_optimizer:
-            self.norm_for_param_grads = {}
+            self.norm_for_param_grads: dict[int, torch.Tensor] = {}
 
     # -- the step
 
     def step(self, closure: Any = None) -> None:
+        self.stepping = False
         try:
             self._zero_missing_gradients()
             super().step(closure)
             for swapper in self.param_swappers():
                 swapper.synchronize_writes()
+        except BaseException as failure:
+            if self.stepping:
+                self.tear(failure)
+            raise
         finally:
             self._end_window()  # also after a step that failed: its gradients are not those of the next one
+
+    def _optimizer_step(self, sub_group_id: int) -> None:
+        self.stepping = True
+        super()._optimizer_step(sub_group_id)
 
     def _partition_all_parameters(self) -> None:
         super()._partition_all_parameters()
         for swapper in self.param_swappers():
             swapper.drop_prefetched()
-
-    # -- checkpoints
-
-    def checkpoint_nbytes(self) -> int:
-        """Bytes of this rank's optimizer shard: master weights and the state that exists by now."""
-        nbytes = sum(int(numel) for numel in self.fp16_partitioned_groups_flat_numel) * 4
-        for index, fp32 in enumerate(self.fp32_partitioned_groups_flat):
-            numel = int(self.fp16_partitioned_groups_flat_numel[index])
-            state = self.optimizer.state.get(fp32, {}).values()
-            nbytes += sum(
-                numel * value.element_size() for value in state if torch.is_tensor(value) and value.ndim
-            )
-        return nbytes
-
-    def unread_state(self, index: int) -> dict[str, torch.Tensor]:
-        """State of a swapped sub-group that only checkpoints hold: DeepSpeed's tools look for it."""
-        return {}
-
-    def _rigid_state_dict(self) -> dict[str, Any]:
-        state_dict: dict[str, Any] = super()._rigid_state_dict()
-        return with_swapped_state(self, state_dict) if self.swap_optimizer else state_dict
-
-    def _rigid_load_state_dict(self, state_dict: dict[str, Any], load_optimizer_states: bool = True) -> None:
-        saved_groups = state_dict["fp32_flat_groups"]
-        if len(saved_groups) != len(self.fp16_groups):
-            raise OffloadError(
-                f"the checkpoint has {len(saved_groups)} sub-groups, this run {len(self.fp16_groups)}; "
-                "load with the model, parameter groups and sub_group_size it was saved with"
-            )
-        self.loss_scaler = state_dict["loss_scaler"]
-        self.dynamic_loss_scale = state_dict["dynamic_loss_scale"]
-        self.overflow = state_dict["overflow"]
-        if load_optimizer_states:
-            self._set_fp32_optimizer_param_groups()
-            self.optimizer.load_state_dict(state_dict["optimizer_state_dict"])
-            self._clear_fp32_optimizer_param_groups()
-        self._partition_all_parameters()
-        for index, saved in enumerate(saved_groups):
-            load_sub_group(self, index, saved.detach())
-        self._pre_step()  # a window that had begun is not gone on with
-        self._abandon_backward()
-
-    def load_hp_checkpoint_state_from_checkpoint_dir_stage3(self, checkpoint_dir: str) -> None:
-        """Load a universal checkpoint, from whatever number of ranks, one sub-group after the other."""
-        folder = Path(checkpoint_dir) / "zero"
-        saved = torch.load(folder / "optimizer_state.pt", weights_only=False)
-        self._load_global_state_stage3(saved)
-        packed = saved["optimizer_state_dict"]
-        settings = {name: value for name, value in packed["param_groups"][0].items() if name != "params"}
-        for group in self.optimizer.param_groups:
-            group.update(settings)  # as DeepSpeed does: the file has those of one rank's first group
-        self._partition_all_parameters()
-        for index, params in enumerate(self.fp16_groups):
-            flat = {
-                key: torch.cat([self._universal_partition(folder, param, key) for param in params])
-                for key in ("fp32", "exp_avg", "exp_avg_sq")
-            }
-            master = flat.pop("fp32")
-            state = self.optimizer.state[self.fp32_partitioned_groups_flat[index]]
-            state.update(flat, step=packed["state"][0]["step"])
-            load_sub_group(self, index, master)
-        self._pre_step()
-        self._abandon_backward()
-
-    def _universal_partition(self, folder: Path, param: Any, key: str) -> torch.Tensor:
-        name = self.param_names[param]
-        try:
-            values: torch.Tensor = self.load_hp_checkpoint_state(str(folder / name), key, param=param)
-        except FileNotFoundError as error:
-            raise OffloadError(
-                f"the universal checkpoint has no {key} of {name}: no {error.filename}"
-            ) from error
-        return values.to(torch.float32)
-
-    def _restore_from_bit16_weights(self) -> None:
-        for index in range(len(self.fp16_groups)):
-            restore_master_weights(self, index)
-
-    def reset_swap_buffers(self) -> None:
-        """Make all model parameters from the master weights again."""
-        for index in range(len(self.fp16_groups)):
-            if self._swappable_optimizer_subgroup(index):
-                self._optimizer_states_and_gradient_swap_in(index)
-            store_parameters(self, index, self.fp32_partitioned_groups_flat[index].detach())
-            if self._swappable_optimizer_subgroup(index):
-                self._release_swap_buffers(index)
 
 
 def param_swappers(module: torch.nn.Module) -> list[Any]:

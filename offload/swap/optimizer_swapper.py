@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from offload.errors import OffloadIOError
 from offload.io import AsyncIOHandle
 from offload.swap.area import SwapArea
 from offload.swap.buffers import SwapBufferManager
@@ -72,6 +73,7 @@ class OptimizerSwapper:
         self.swap_folder = str(self._area.path)
         self.swap_params_info: dict[Any, SubGroup] = {}
         self.gradients = GradientStore(aio_handle, self.swap_buffer_manager, self.min_aio_bytes)
+        self._lost_write: OffloadIOError | None = None
         self._mover = SubGroupMover(optimizer, aio_handle, self.swap_buffer_manager, self.gradients)
 
     def _make_manager(self) -> SwapBufferManager:
@@ -209,9 +211,13 @@ class OptimizerSwapper:
         """Write `values` over those from `offset` on of a swapped-out sub-group's tensor."""
         group, place = self._place(parameter, name, offset, values.numel())
         source = values.detach().to("cpu", group.swapped[name].dtype).contiguous()
-        with naming(f"writing {place.key}"):
-            ticket = self.aio_handle.write(source, place.path, place.offset)
-        wait_all([(f"writing {place.key}", ticket)], KIND)
+        try:
+            with naming(f"writing {place.key}"):
+                ticket = self.aio_handle.write(source, place.path, place.offset)
+            wait_all([(f"writing {place.key}", ticket)], KIND)
+        except OffloadIOError as failure:
+            self._lost_write = self._lost_write or failure
+            raise
         METER.written(KIND, place.nbytes)
 
     def _place(self, parameter: Any, name: str, offset: int, numel: int) -> tuple[SubGroup, Extent]:
@@ -238,6 +244,14 @@ class OptimizerSwapper:
         group = self.swap_params_info[self.parameter_id(parameter)]
         self._settle(group)
         return {name: (swapped.extent, swapped.dtype) for name, swapped in group.swapped.items()}
+
+    def lost_write(self) -> OffloadIOError | None:
+        """The first write that was refused for good: storage has a mix of old state and new ever since."""
+        return self._lost_write
+
+    def forget_lost_writes(self) -> None:
+        """All state was replaced."""
+        self._lost_write = None
 
     def drop_exports(self) -> None:
         """Remove what `swapped_state` wrote for its caller alone: nothing here."""

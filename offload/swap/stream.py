@@ -68,6 +68,8 @@ class Stream:
         self._writing: deque[Slot] = deque()
         self._ahead: Iterator[Chunk] = iter(())
         self._groups_left = 0
+        self.lost_write: OffloadIOError | None = None
+        """The first write that was refused: its chunk is older on storage than the others, and half new."""
 
     @property
     def active(self) -> bool:
@@ -253,6 +255,7 @@ class Stream:
             slot.cached = None
             self._free.append(self._writing.popleft())
         if failure is not None:
+            self.lost_write = self.lost_write or failure
             raise failure
 
     def _free_slot(self) -> Slot | None:

@@ -133,6 +133,15 @@ class StreamedOptimizerSwapper(PartitionedOptimizerSwapper):
         present = self._present(self.swap_params_info[self.parameter_id(parameter)])
         return {name: everything[name] for name in present}
 
+    def lost_write(self) -> OffloadIOError | None:
+        with suppress(OffloadIOError):  # the stream remembers
+            self.stream.finish()
+        return super().lost_write() or self.stream.lost_write
+
+    def forget_lost_writes(self) -> None:
+        super().forget_lost_writes()
+        self.stream.lost_write = None
+
     def purge_state(self) -> None:
         for group in self.swap_params_info.values():
             self._save_cached(group)

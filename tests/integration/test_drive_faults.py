@@ -1,12 +1,17 @@
 """A drive fails or a user interrupts: the step says so, and from the last save training goes on exactly."""
 
+import errno
+import re
 import warnings
+from contextlib import contextmanager, nullcontext
 
 import pytest
+from deepspeed import comm
 
-from offload.errors import OffloadConfigError, OffloadIOError, OffloadWarning
+from offload.errors import OffloadConfigError, OffloadError, OffloadIOError, OffloadWarning, io_error
 from tests.integration.comparison import differences
 from tests.integration.faults import WAYS, file_size_limit, interrupted_wait, small_drive
+from tests.integration.ranks import run_ranks
 from tests.integration.training import Case, advance, engine_for, snapshot
 
 MIB = 1 << 20
@@ -20,9 +25,14 @@ ALL_WAYS = WAYS | FORMATS | CACHED | CHECKED
 
 
 @pytest.fixture(params=ALL_WAYS, ids=lambda way: way.replace(",", "").replace(" ", "-"))
-def way(request):
+def way_name(request):
+    return request.param
+
+
+@pytest.fixture
+def way(way_name):
     """Changes to the config that choose how optimizer state moves."""
-    return ALL_WAYS[request.param]
+    return ALL_WAYS[way_name]
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +81,102 @@ def test_a_write_that_is_refused_raises_with_the_tensor_and_a_load_makes_it_good
         engine.load_checkpoint(str(checkpoint_dir), tag="saved")
         assert advance(engine, case, range(2, 4)) == expected[0]
         assert differences(snapshot(engine), expected[1]) == []
+
+
+@pytest.mark.parametrize("params", ["memory", "nvme"])
+def test_what_a_failed_step_left_is_not_saved_until_a_checkpoint_is_loaded(
+    swap_dir, checkpoint_dir, way_name, way, params
+):
+    case = Case(params=params)
+    with engine_for(case, swap_dir, **way) as engine:
+        advance(engine, case, range(2))
+        engine.save_checkpoint(str(checkpoint_dir), tag="saved")
+        limit = 4 * MIB if "whole" in way_name else MIB  # above a sub-group's gradients, below its state
+        with file_size_limit(limit), pytest.raises(OffloadIOError) as caught:
+            advance(engine, case, range(2, 4))
+        assert_nothing_is_saved(engine, checkpoint_dir, re.escape(str(caught.value)))
+        advance(engine, case, range(4, 6))
+        assert_nothing_is_saved(engine, checkpoint_dir)
+        engine.load_checkpoint(str(checkpoint_dir), tag="saved", load_optimizer_states=False)
+        assert_nothing_is_saved(engine, checkpoint_dir)
+        engine.load_checkpoint(str(checkpoint_dir), tag="saved")
+        expected = snapshot(engine)
+        engine.save_checkpoint(str(checkpoint_dir), tag="again")
+    with engine_for(case, swap_dir, seed=5, **way) as engine:
+        engine.load_checkpoint(str(checkpoint_dir))
+        assert differences(snapshot(engine), expected) == []
+
+
+def test_a_backward_that_failed_has_changed_nothing_and_can_be_saved(swap_dir, checkpoint_dir):
+    case, way = Case(), WAYS["whole sub-groups"]
+    with engine_for(case, swap_dir, **way) as engine:
+        advance(engine, case, range(2))
+        expected = snapshot(engine)
+        with file_size_limit(MIB), pytest.raises(OffloadIOError, match="writing gradient"):
+            advance(engine, case, range(2, 3))
+        engine.save_checkpoint(str(checkpoint_dir), tag="saved")
+    with engine_for(case, swap_dir, seed=5, **way) as engine:
+        engine.load_checkpoint(str(checkpoint_dir))
+        assert differences(snapshot(engine), expected) == []
+
+
+def assert_nothing_is_saved(engine, checkpoint_dir, reason=""):
+    with pytest.raises(OffloadError, match=rf"load the last checkpoint with its optimizer states.*{reason}"):
+        engine.save_checkpoint(str(checkpoint_dir), tag="torn")
+    assert {path.name for path in checkpoint_dir.iterdir() if path.suffix != ".py"} == {"saved", "latest"}
+    assert (checkpoint_dir / "latest").read_text() == "saved"
+
+
+@contextmanager
+def first_write_refused(engine):
+    """The drive refuses the first chunk of a step and says so late: when its ticket is waited for."""
+
+    class Refused:
+        def done(self):
+            return False
+
+        def wait(self, timeout=None):
+            raise io_error(errno.EIO, "write", "/the/drive")
+
+    handle = engine.optimizer.optimizer_swapper.aio_handle
+    write, answers = handle.writev, [Refused()]
+    handle.writev = lambda extents: answers.pop() if answers else write(extents)
+    try:
+        yield
+    finally:
+        handle.writev = write
+    assert not answers
+
+
+def test_a_write_that_is_lost_after_its_step_ended_refuses_every_save(swap_dir, checkpoint_dir):
+    with engine_for(Case(), swap_dir) as engine:
+        advance(engine, Case(), range(2))
+        engine.save_checkpoint(str(checkpoint_dir), tag="saved")
+        with first_write_refused(engine):
+            advance(engine, Case(), range(2, 3))
+        for _ in range(2):
+            assert_nothing_is_saved(engine, checkpoint_dir, r".*writing elements 0 to \d+ of sub-group 0")
+        engine.load_checkpoint(str(checkpoint_dir), tag="saved", load_optimizer_states=False)
+        assert_nothing_is_saved(engine, checkpoint_dir)
+        engine.load_checkpoint(str(checkpoint_dir), tag="saved")
+        engine.save_checkpoint(str(checkpoint_dir), tag="again")
+
+
+def save_on_two_ranks(swap_dir, checkpoint_dir):
+    case = Case(ranks=2)
+    with engine_for(case, swap_dir) as engine:
+        with first_write_refused(engine) if comm.get_rank() == 1 else nullcontext():
+            advance(engine, case, range(1))
+        with pytest.raises(OffloadError) as caught:
+            engine.save_checkpoint(str(checkpoint_dir), tag="torn")
+        return str(caught.value)
+
+
+def test_a_write_that_one_rank_lost_refuses_the_save_on_all(swap_dir, checkpoint_dir):
+    first, second = run_ranks(2, save_on_two_ranks, swap_dir, checkpoint_dir)
+    assert "state of rank 1" in first
+    assert "writing elements 0" in second
+    assert [path for path in checkpoint_dir.iterdir() if path.suffix != ".py"] == []
 
 
 @pytest.mark.parametrize("params", ["memory", "nvme"])

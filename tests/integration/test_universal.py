@@ -58,6 +58,17 @@ def test_one_rank_goes_on_from_what_two_ranks_saved(universal, swap_dir):
     assert differences(at_end, in_memory[2]) == []
 
 
+@pytest.mark.parametrize("case", [SAVED, SAVED.in_memory()], ids=["nvme", "memory"])
+def test_its_weights_load_without_the_optimizer_state(universal, swap_dir, case):
+    folder, saved = universal
+    with engine_for(case, swap_dir, seed=5, **UNIVERSAL) as engine:
+        engine.load_checkpoint(str(folder), tag="converted", load_optimizer_states=False)
+        loaded = snapshot(engine)
+        assert advance(engine, case, range(3, 4))[0] > 0
+    weights = {name: value for name, value in saved.items() if name.endswith((", model", ", fp32"))}
+    assert differences({name: loaded[name] for name in weights}, weights) == []
+
+
 def test_it_loads_into_another_format_of_state(universal, swap_dir):
     loaded, *_ = load(universal, swap_dir, SAVED, offload={"state_format": "split"})
     different = differences(loaded, universal[1])
