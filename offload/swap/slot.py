@@ -26,7 +26,8 @@ class Slot:
     own: dict[Column, SwapBuffer]
     out: SwapBuffer
     gradient: SwapBuffer | None = None
-    gradient_read: bool = False
+    complete: bool = False
+    """Whether also what is read last of all is on its way."""
     cached: Cached | None = None
     chunk: Chunk | None = None
     reading: list[tuple[str, Ticket]] = field(default_factory=list)

@@ -193,8 +193,7 @@ class Stream:
 
     def _step_chunk(self, expected: Chunk, compute: Compute, *, with_gradient: bool = False) -> None:
         self._read_ahead()
-        if with_gradient:
-            self._read_gradients()
+        self._read_the_rest(with_gradient)
         if self._reading[0].chunk != expected:
             raise ValueError(f"the pass is at {self._reading[0].chunk}, not at {expected}")
         slot = self._finish_read()
@@ -210,27 +209,32 @@ class Stream:
                 return
             self._free.remove(slot)
             self._reading.append(slot)
-            slot.gradient_read = False
+            slot.complete = False
             try:
                 self._read(slot, chunk)
             except BaseException as failure:
                 self.abandon(failure)  # nothing may be computed on what was not read
                 raise
 
-    def _read_gradients(self) -> None:
-        """For the chunks read ahead; not before the step, because until then gradients are on their way."""
+    def _read_the_rest(self, with_gradient: bool) -> None:
+        """What may change until its chunk is stepped: model parameters, and gradients still on their way."""
         for slot in self._reading:
-            if slot.gradient_read or slot.chunk is None or self._gradient_dtype is None:
+            if slot.complete or slot.chunk is None:
                 continue
-            group, itemsize = slot.chunk.group, self._gradient_dtype.itemsize
-            extent = group.gradient_extent(0, group.numel, self._gradient_dtype)
-            values = slot.gradient_view(self._gradient_dtype)
-            what = f"reading {extent.key}"
-            with naming(what):
-                ticket = self._handle.read(values, extent.path, extent.offset + slot.chunk.start * itemsize)
-            slot.reading.append((what, ticket))
-            slot.gradient_read = True
-            METER.read("gradients", values.nbytes)
+            if self._read_model is not None and not self._replacing:
+                slot.reading += self._read_model(slot.chunk, slot)
+            if with_gradient and self._gradient_dtype is not None:
+                self._read_gradient(slot, slot.chunk, self._gradient_dtype)
+            slot.complete = True
+
+    def _read_gradient(self, slot: Slot, chunk: Chunk, dtype: torch.dtype) -> None:
+        extent = chunk.group.gradient_extent(0, chunk.group.numel, dtype)
+        values = slot.gradient_view(dtype)
+        what = f"reading {extent.key}"
+        with naming(what):
+            ticket = self._handle.read(values, extent.path, extent.offset + chunk.start * dtype.itemsize)
+        slot.reading.append((what, ticket))
+        METER.read("gradients", values.nbytes)
 
     def _finish_read(self) -> Slot:
         """Wait for the oldest read; from then on its slot is among those whose writes are waited for."""
@@ -271,8 +275,6 @@ class Stream:
             METER.hit(KIND, sum(column.nbytes(chunk.numel) for column in self._columns))
         else:
             self._read_columns(slot, chunk)
-        if self._read_model is not None and not self._replacing:
-            slot.reading += self._read_model(chunk, slot)
 
     def _read_columns(self, slot: Slot, chunk: Chunk) -> None:
         absent = self._written if self._replacing else ()

@@ -15,6 +15,7 @@ from tests.integration.training import (
     BEFORE_SAVE,
     Case,
     advance,
+    batch,
     engine_for,
     snapshot,
 )
@@ -69,6 +70,37 @@ def test_a_resumed_run_is_the_uninterrupted_one(swap_dir, tmp_path, name, case):
         assert_same(snapshot(engine), at_save)
         assert advance(engine, case, AFTER_SAVE) == losses
         assert_same(snapshot(engine), at_end)
+
+
+def halve(weights):
+    with deepspeed.zero.GatheredParameters(weights, modifier_rank=0):
+        for weight in weights:
+            weight.data.mul_(0.5)
+
+
+@pytest.mark.parametrize("name", ["split", "8bit"])
+@pytest.mark.parametrize("skipped", [False, True])
+def test_weights_that_are_changed_before_a_step_are_stepped_wherever_they_live(swap_dir, name, skipped):
+    ends = []
+    for params in ("memory", "nvme"):
+        case = Case(params=params)
+        with engine_for(case, swap_dir, **in_format(name)) as engine:
+            advance(engine, case, range(2))
+            weights = [layer.weight for layer in engine.module.layers]
+            x, target = batch(7, case.width, torch.bfloat16)
+            loss = engine(x, target)
+            engine.backward(loss * float("nan") if skipped else loss)
+            if skipped:
+                engine.step()
+            halve(weights)
+            if skipped:
+                advance(engine, case, range(2, 3))
+            else:
+                engine.step()
+            ends.append(snapshot(engine))
+    assert ends[0]["steps"] == (4 if skipped else 3, int(skipped))
+    assert_same(*ends)
+    assert float(ends[0]["layers.0.weight, fp32"].abs().mean()) < 0.01, "0.018 where the change is lost"
 
 
 @pytest.mark.parametrize("name", ["split", "8bit"])
