@@ -8,6 +8,7 @@ import torch
 from deepspeed.ops.adagrad import DeepSpeedCPUAdagrad
 from deepspeed.ops.adam import DeepSpeedCPUAdam
 from deepspeed.ops.lion import DeepSpeedCPULion
+from deepspeed.runtime.torch_autocast import get_autocast_dtype, is_autocast_initialized
 
 from offload import _C
 from offload.errors import OffloadError
@@ -190,6 +191,8 @@ def refusal(optimizer: Any, master_dtype: torch.dtype) -> str | None:
         return f"{name}{' with amsgrad' if amsgrad else ''} has no streamed kernel"
     if master_dtype != torch.float32:
         return "its state is not float32"
+    if is_autocast_initialized() and get_autocast_dtype() == torch.float16:
+        return "torch_autocast with float16 steps whole sub-groups through torch's GradScaler"
     return rule.refusal(optimizer)
 
 

@@ -11,6 +11,7 @@ from offload.swap.encoded_optimizer_swapper import EncodedOptimizerSwapper
 from offload.swap.partitioned_optimizer_swapper import PartitionedOptimizerSwapper
 from offload.swap.streamed_optimizer_swapper import StreamedOptimizerSwapper
 from tests.integration.comparison import differences
+from tests.integration.ranks import run_ranks
 from tests.integration.training import (
     AFTER_SAVE,
     Case,
@@ -188,3 +189,21 @@ def test_eight_bits_are_refused_for_all_but_adam(algorithm, swap_dir):
         engine_for(case, swap_dir, **section),
     ):
         pass
+
+
+def train_under_autocast(swap_dir, optimizer):
+    """In a process of its own: DeepSpeed keeps autocast for all engines that follow."""
+    case = Case(optimizer=optimizer, dtype="fp32", algorithm="torch SGD")
+    autocast = {"torch_autocast": {"enabled": True, "dtype": "float16"}}
+    with engine_for(case, swap_dir, **autocast) as engine:
+        assert engine.optimizer.torch_autocast_gradscaler is not None
+        if optimizer == "nvme":
+            assert type(engine.optimizer.optimizer_swapper) is PartitionedOptimizerSwapper
+        return advance(engine, case, range(4)), snapshot(engine)
+
+
+def test_a_grad_scaler_has_its_whole_sub_groups(swap_dir):
+    (in_memory,) = run_ranks(1, train_under_autocast, swap_dir, "cpu")
+    (on_nvme,) = run_ranks(1, train_under_autocast, swap_dir, "nvme")
+    assert on_nvme[0] == in_memory[0]
+    assert differences(on_nvme[1], in_memory[1]) == []
