@@ -11,7 +11,6 @@ import torch
 from offload.errors import io_error
 from offload.io import Ticket
 from offload.swap.chunk import Chunk
-from offload.swap.formats import Column
 from offload.swap.layout import Extent, SwapFile
 from offload.swap.slot import Slot
 from offload.swap.streamed_optimizer_swapper import ModelParameters, StreamedOptimizerSwapper
@@ -106,38 +105,10 @@ class EncodedOptimizerSwapper(StreamedOptimizerSwapper):
         while self._exports:
             self._exports.pop().unlink(missing_ok=True)
 
-    def replace_state(self, parameter: Any, tensors: Mapping[str, torch.Tensor]) -> None:
-        group = self.swap_params_info[self.parameter_id(parameter)]
-        sources = {name: tensor.detach().reshape(-1) for name, tensor in tensors.items()}
-        for name, tensor in sources.items():
-            if name not in self.format.names or tensor.numel() != group.numel:
-                raise ValueError(f"{group.describe(name)} cannot take {tensor.numel()} elements")
-        self._save_cached(group)
-        self._discard(group)
-        self._reserve(group)
-        kept = {*sources, *self._present(group)}
-        gone = [name for name in self.format.names if name not in kept]
-
-        def compute(chunk: Chunk, slot: Slot) -> Sequence[tuple[str, Ticket]]:
-            transfers: list[tuple[str, Ticket]] = []
-            for name, source in sources.items():
-                values = source.narrow(0, chunk.start, chunk.numel).to("cpu", torch.float32).contiguous()
-                transfers += self._encode(name, chunk, slot, values)
-            for name in gone:
-                transfers += self._encode(name, chunk, slot, torch.zeros(chunk.numel))
-            return transfers
-
-        written = self._columns_of([*sources, *gone])
-        self.stream.transform(group, 0, group.numel, compute, written, replacing=True)
-        self._mover.release(group)
-
     def close(self) -> None:
         with suppress(OSError):  # the folder goes too
             self.drop_exports()
         super().close()
-
-    def _columns_of(self, names: Sequence[str]) -> list[Column]:
-        return [column for name in names for column in self.format.columns_of(name)]
 
     def _decode(self, name: str, chunk: Chunk, slot: Slot) -> torch.Tensor:
         values = torch.empty(chunk.numel)
@@ -149,8 +120,7 @@ class EncodedOptimizerSwapper(StreamedOptimizerSwapper):
         self, name: str, chunk: Chunk, slot: Slot, values: torch.Tensor
     ) -> Sequence[tuple[str, Ticket]]:
         if name != MASTER:
-            self.format.encode(name, slot.view, None, values)
-            return ()
+            return super()._encode(name, chunk, slot, values)
         model = self._model.values(chunk, slot)
         self.format.encode(name, slot.view, model, values)
         return self._model.store(chunk, model)

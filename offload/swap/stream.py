@@ -115,6 +115,7 @@ class Stream:
         """Outside of a pass: compute on the chunks that hold elements `first` to `last`, write some columns.
 
         `replacing`: what is written, and the model parameters, are not read before. They may be unreadable.
+        Of the rest only what the cache is to hold is read.
 
         Raises:
             OffloadIOError: naming the tensor.
@@ -181,6 +182,10 @@ class Stream:
             ):  # nobody uses what was read; who wants it reads it again and is told
                 self._finish_read()
         self.finish()
+
+    def idle_buffers(self) -> list[SwapBuffer]:
+        """The columns' memory of all slots that nothing uses, until the next call of another method."""
+        return [buffer for slot in self._free for buffer in slot.own.values()]
 
     def close(self) -> None:
         """Finish and give the memory back."""
@@ -278,8 +283,9 @@ class Stream:
 
     def _read_columns(self, slot: Slot, chunk: Chunk) -> None:
         absent = self._written if self._replacing else ()
-        present = [c for c in self._columns if c.name in chunk.group.swapped and c not in absent]
-        for column in self._columns:
+        wanted = self._written if self._replacing and slot.cached is None else self._columns
+        present = [c for c in wanted if c.name in chunk.group.swapped and c not in absent]
+        for column in wanted:
             if column not in present:
                 slot.buffers[column].buffer.zero_()  # state that does not exist yet starts at zero
         extents = self._extents(slot.buffers, chunk, present)

@@ -1,7 +1,7 @@
 """The optimizer swapper for elementwise optimizers: the step runs on chunks, in constant memory."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 import torch
@@ -10,14 +10,15 @@ from offload.errors import OffloadIOError
 from offload.io import Ticket
 from offload.swap.buffers import SwapBufferManager
 from offload.swap.chunk import Chunk
-from offload.swap.formats import StateFormat
+from offload.swap.formats import Column, StateFormat
 from offload.swap.host_cache import HostCache
 from offload.swap.layout import Extent
 from offload.swap.partitioned_optimizer_swapper import PartitionedOptimizerSwapper
 from offload.swap.slot import Slot
 from offload.swap.stored_gradients import StoredGradients
-from offload.swap.stream import Compute, Stream
+from offload.swap.stream import KIND, Compute, Stream
 from offload.swap.sub_group import MASTER, SubGroup
+from offload.swap.tensor_swapper import AsyncTensorSwapper
 from offload.swap.transfers import placeholder
 
 
@@ -148,8 +149,30 @@ class StreamedOptimizerSwapper(PartitionedOptimizerSwapper):
         super().purge_state()
 
     def replace_state(self, parameter: Any, tensors: Mapping[str, torch.Tensor]) -> None:
-        self._save_cached(self.swap_params_info[self.parameter_id(parameter)])
-        super().replace_state(parameter, tensors)
+        """As the base class, chunk by chunk through the ring; tensors that are not replaced stay."""
+        group = self.swap_params_info[self.parameter_id(parameter)]
+        sources = {name: tensor.detach().reshape(-1) for name, tensor in tensors.items()}
+        for name, tensor in sources.items():
+            if name not in self.format.names or tensor.numel() != group.numel:
+                raise ValueError(f"{group.describe(name)} cannot take {tensor.numel()} elements")
+        self._save_cached(group)
+        self._discard(group)
+        self._reserve(group)
+        kept = {*sources, *self._present(group)}
+        gone = [name for name in self.format.names if name not in kept]
+
+        def compute(chunk: Chunk, slot: Slot) -> Sequence[tuple[str, Ticket]]:
+            transfers: list[tuple[str, Ticket]] = []
+            for name, source in sources.items():
+                values = source.narrow(0, chunk.start, chunk.numel).to("cpu", torch.float32).contiguous()
+                transfers += self._encode(name, chunk, slot, values)
+            for name in gone:
+                transfers += self._encode(name, chunk, slot, torch.zeros(chunk.numel))
+            return transfers
+
+        written = self._columns_of([*sources, *gone])
+        self.stream.transform(group, 0, group.numel, compute, written, replacing=True)
+        self._mover.release(group)
 
     def close(self) -> None:
         try:
@@ -163,6 +186,16 @@ class StreamedOptimizerSwapper(PartitionedOptimizerSwapper):
         """The tensors that exist by now, master weights first."""
         state = self.optimizer.state.get(group.parameter, {})
         return [name for name in self.format.names if name == MASTER or state.get(name) is not None]
+
+    def _columns_of(self, names: Sequence[str]) -> list[Column]:
+        return [column for name in names for column in self.format.columns_of(name)]
+
+    def _encode(
+        self, name: str, chunk: Chunk, slot: Slot, values: torch.Tensor
+    ) -> Sequence[tuple[str, Ticket]]:
+        """Put new values of a tensor into the slot; returns the transfers that this began."""
+        self.format.encode(name, slot.view, None, values)
+        return ()
 
     def _place(self, parameter: Any, name: str, offset: int, numel: int) -> tuple[SubGroup, Extent]:
         self._known(parameter, name)
@@ -180,6 +213,16 @@ class StreamedOptimizerSwapper(PartitionedOptimizerSwapper):
         with suppress(OffloadIOError):  # of a step that failed; whoever loads does so to mend it
             self.stream.cancel()
         self.stream.flush(group)
+
+    @contextmanager
+    def _staging_writer(self) -> Iterator[AsyncTensorSwapper]:
+        """Through the ring's own buffers: no pass has begun while the first master weights are written."""
+        writer = AsyncTensorSwapper(self.aio_handle, 1, kind=KIND)
+        writer.add_buffers([buffer.buffer for buffer in self.stream.idle_buffers()])
+        try:
+            yield writer
+        finally:
+            writer.release_buffers()
 
     def _settle(self, group: SubGroup) -> None:
         self.stream.flush(group)

@@ -102,6 +102,24 @@ def test_an_optimizer_with_more_state_than_adam(swap_dir):
 
 
 @pytest.mark.parametrize("params", ["memory", "nvme"])
+@pytest.mark.parametrize("gradients", ["host", "nvme"])
+@pytest.mark.parametrize("mib", [8, 16, 32])
+def test_no_more_than_buffer_bytes_is_held(swap_dir, tmp_path, params, gradients, mib, recwarn):
+    case = Case(params=params)
+    warnings.simplefilter("always")
+    settings = {"buffer_bytes": mib << 20, "gradients": gradients}
+    with engine_for(case, swap_dir, offload=settings) as engine:
+        manager = engine.optimizer.optimizer_swapper.swap_buffer_manager
+        assert manager.nbytes <= mib << 20
+        advance(engine, case, range(1))
+        engine.save_checkpoint(str(tmp_path), tag="saved")
+        engine.load_checkpoint(str(tmp_path), tag="saved")
+        advance(engine, case, range(1))
+        assert manager.nbytes <= mib << 20
+    assert [str(warning.message) for warning in recwarn if "buffer_bytes" in str(warning.message)] == []
+
+
+@pytest.mark.parametrize("params", ["memory", "nvme"])
 def test_a_model_too_small_to_swap(swap_dir, params):
     def losses(case):
         before = offload.stats()["kept_in_memory_bytes"]
